@@ -1,0 +1,105 @@
+"""What every detector is: outputs in, one number per row out, higher = more out-of-distribution."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ood_toolkit.fitted import Fitted
+from ood_toolkit.outputs import Outputs
+
+if TYPE_CHECKING:
+    from ood_toolkit.deploy import GuardedClassifier
+
+Family = Literal["logits", "features", "layers", "live", "uncertainty", "vision-language"]
+Needs = Literal["nothing", "head", "train"]
+
+
+class Detector(Fitted, ABC):
+    """Gives every row of `Outputs` a score: higher = more out-of-distribution, or more likely misclassified.
+
+    A subclass sets `name`, `paper` and the class facts below, stores its hyper-parameters in `__init__`, learns
+    tensors in `fit` and reads only per-row fields and its own tensors in `score`.
+    """
+
+    family: ClassVar[Family] = "features"
+    """Where the score looks."""
+    needs: ClassVar[Needs] = "nothing"
+    """What `fit` needs: nothing, only the head (any outputs of the model will do), or training rows."""
+    reads: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
+    """The per-row fields that `score` reads. One that reads only logits can score calibrated logits too."""
+    cost: ClassVar[str] = ""
+    """Cost of scoring one row, for `--list`: an order in C classes, D features, N training rows."""
+    cite: ClassVar[str] = ""
+    """Key of the paper in `references.bib`."""
+    taps: ClassVar[tuple[str, ...]] = ()
+    """Names of the taps (per-row tensors beside logits and features) that `fit` and `score` read."""
+
+    def fit(self, train: Outputs) -> Self:
+        """Learns from outputs of in-distribution training inputs. Returns itself."""
+        return self
+
+    @abstractmethod
+    def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
+        """(N,) scores: higher = more out-of-distribution. See `__call__` for blockwise scoring."""
+
+    def forward(self, outputs: Outputs) -> Float[Tensor, " N"]:
+        """`score`, block by block, so that the memory does not grow with the number of rows."""
+        if not len(outputs):
+            return outputs.logits.new_zeros(0)
+        return torch.cat([self.score(batch) for batch in outputs.batches()])
+
+    def wrap(self, model: nn.Module, **settings: Any) -> "GuardedClassifier":
+        """This detector and `model` as one module that classifies and says when not to believe it.
+
+        See `ood_toolkit.deploy.GuardedClassifier` for the settings.
+        """
+        from ood_toolkit.deploy import GuardedClassifier
+
+        return GuardedClassifier(model, self, **settings)
+
+
+class Differentiable(Protocol):
+    """What a live detector asks of a classifier. `ood_toolkit.models.Classifier` is one."""
+
+    def __call__(self, images: Float[Tensor, "N 3 H W"]) -> Outputs:
+        """Outputs without gradients."""
+        ...
+
+    def differentiate(self, images: Float[Tensor, "N 3 H W"]) -> Outputs:
+        """Outputs whose logits and features carry gradients to the images and to the head's parameters."""
+        ...
+
+
+class LiveDetector(Fitted, ABC):
+    """A detector that must run the model itself (for gradients). The model is an argument, never kept.
+
+    Images are in pixel units, [0, 1]: the classifier owns the normalisation.
+    """
+
+    family: ClassVar[Family] = "live"
+    needs: ClassVar[Needs] = "nothing"
+    reads: ClassVar[frozenset[str]] = frozenset({"images"})
+    cost: ClassVar[str] = ""
+    cite: ClassVar[str] = ""
+    taps: ClassVar[tuple[str, ...]] = ()
+
+    def fit(self, train: Outputs) -> Self:
+        """Learns from outputs of in-distribution training inputs. Returns itself."""
+        return self
+
+    @abstractmethod
+    def score(self, classifier: Differentiable, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, " N"]:
+        """(N,) scores: higher = more out-of-distribution. Leaves no hook, no gradient and no changed weight."""
+
+    def forward(self, classifier: Differentiable, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, " N"]:
+        """The same as `score`."""
+        return self.score(classifier, images)
+
+    def wrap(self, model: nn.Module, **settings: Any) -> "GuardedClassifier":
+        """This detector and `model` as one module that classifies and says when not to believe it."""
+        from ood_toolkit.deploy import GuardedClassifier
+
+        return GuardedClassifier(model, self, **settings)

@@ -1,0 +1,82 @@
+"""Objects that learn from data: hyper-parameters in, buffers out."""
+
+import inspect
+from typing import Any, ClassVar, Self
+
+from jaxtyping import AbstractArray
+from torch import Tensor, nn
+
+
+class NotFitted(ValueError, AttributeError):
+    """Something learned was asked for before `fit`."""
+
+
+class Fitted(nn.Module):
+    """A module whose `__init__` stores hyper-parameters and nothing else, and whose `fit` assigns tensors.
+
+    A tensor that `fit` assigns is declared in the class body by its annotation, `means: Float[Tensor, "C D"]`, and
+    so becomes a buffer: `.to()`, `state_dict()`, `load_state_dict()` on an unfitted copy, pickling and export all
+    follow. Reading it earlier raises `NotFitted`. Hyper-parameters are plain values (numbers, strings, booleans,
+    None, tuples), one attribute per parameter of `__init__`, under the same name.
+    """
+
+    name: ClassVar[str]
+    """The name on the command line and in records."""
+    paper: ClassVar[str] = ""
+    """Authors, title, venue, year, identifier."""
+    _learned: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declared = {name for name, kind in inspect.get_annotations(cls).items() if _is_tensor(kind)}
+        cls._learned = cls._learned | declared
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._learned and isinstance(value, Tensor):
+            self.register_buffer(name, value.detach())
+        else:
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in type(self)._learned:
+                raise NotFitted(f"{self!r} has not learned {name!r} yet; call fit(train) first") from None
+            raise
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self._learned:
+            if prefix + name in state_dict:
+                self.register_buffer(name, state_dict[prefix + name].detach().clone())
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """What `__init__` was given, by parameter name."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"}
+
+    @property
+    def spec(self) -> str:
+        """The text that `registry.build` turns back into an unfitted copy: only what differs from the defaults.
+
+        The name in records and tables; `repr` shows every hyper-parameter.
+        """
+        parameters = inspect.signature(type(self).__init__).parameters
+        changed = {k: v for k, v in self.hyperparameters.items() if parameters[k].default != v}
+        return self.name + (f"({_keywords(changed)})" if changed else "")
+
+    def clone(self) -> Self:
+        """An unfitted copy with the same hyper-parameters."""
+        return type(self)(**self.hyperparameters)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({_keywords(self.hyperparameters)})"
+
+
+def _keywords(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _is_tensor(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, Tensor | AbstractArray)
