@@ -26,6 +26,9 @@ class Fitted(nn.Module):
     """Authors, title, venue, year, identifier."""
     _learned: ClassVar[frozenset[str]] = frozenset()
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         declared = {name for name, kind in inspect.get_annotations(cls).items() if _is_tensor(kind)}

@@ -1,0 +1,140 @@
+"""What every ranking metric is made of: cumulative counts at each distinct score.
+
+A kernel here takes the two cumulative counts with the distinct scores on the last axis and any number of axes before
+it, so the same line of code gives a point value (one row) and a thousand bootstrap values (a thousand rows).
+Tied scores share one entry, which is why no order among them can ever matter.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ood_toolkit.metrics.arrays import Floats, Ints, UndefinedMetricError, as_scores
+
+
+class Steps(NamedTuple):
+    """Cumulative counts from the highest score down: how many of each kind score at least the k-th threshold.
+
+    Both arrays have shape (..., K) and may repeat a value where a resample left a score out.
+    """
+
+    negatives: Floats
+    positives: Floats
+
+    def reversed(self) -> "Steps":
+        """The same ranking seen from the lowest score up, with the roles of the two samples exchanged."""
+        return Steps(_at_or_below(self.positives), _at_or_below(self.negatives))
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Two samples merged into one ranking, highest score first.
+
+    Attributes:
+        thresholds: the K distinct scores, falling.
+        negatives: (K,) how many negatives score at least that much.
+        positives: (K,) how many positives score at least that much.
+    """
+
+    thresholds: Floats
+    negatives: Ints
+    positives: Ints
+
+    @property
+    def steps(self) -> Steps:
+        """The counts as float64, ready for the kernels."""
+        return Steps(self.negatives.astype(np.float64), self.positives.astype(np.float64))
+
+
+def rank(negatives: ArrayLike, positives: ArrayLike) -> Ranking:
+    """Merge two samples of scores into cumulative counts; either may be empty, not both.
+
+    Raises:
+        ValueError: for NaN, or arrays that are not one-dimensional.
+        UndefinedMetricError: where there is no score at all.
+    """
+    low, high = as_scores(negatives, "negative scores"), as_scores(positives, "positive scores")
+    if not low.size + high.size:
+        raise UndefinedMetricError("this metric needs at least one score, but both samples are empty")
+    scores = np.concatenate([low, high])
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    last_of_tie = np.append(ordered[1:] != ordered[:-1], True)
+    caught = np.cumsum(order >= low.size)[last_of_tie]
+    return Ranking(ordered[last_of_tie], np.flatnonzero(last_of_tie) + 1 - caught, caught)
+
+
+def rank_both(negatives: ArrayLike, positives: ArrayLike) -> Ranking:
+    """As `rank`, for the metrics that need at least one score of each kind."""
+    ranking = rank(negatives, positives)
+    if not ranking.negatives[-1] or not ranking.positives[-1]:
+        raise UndefinedMetricError(
+            "this metric needs at least one negative (ID or correct) and one positive (OOD or wrong) score, "
+            f"but got {ranking.negatives[-1]} and {ranking.positives[-1]}"
+        )
+    return ranking
+
+
+def before(cumulative: Floats) -> Floats:
+    """The count just before each step: the array shifted by one, with 0 in front."""
+    shifted = np.empty_like(cumulative)
+    shifted[..., 0] = 0
+    shifted[..., 1:] = cumulative[..., :-1]
+    return shifted
+
+
+def ratio(part: Floats, whole: Floats) -> Floats:
+    """`part / whole`, and 0 where the whole is empty."""
+    return np.divide(part, whole, out=np.zeros(np.broadcast_shapes(part.shape, whole.shape)), where=whole > 0)
+
+
+def _at_or_below(cumulative: Floats) -> Floats:
+    return (cumulative[..., -1:] - before(cumulative))[..., ::-1]
+
+
+def area_under_roc(steps: Steps) -> Floats:
+    """Share of (negative, positive) pairs in the right order, a tie counting one half. Equal to Mann-Whitney's U."""
+    negatives, positives = steps
+    above = before(positives)
+    pairs = ((negatives - before(negatives)) * (above + positives)).sum(-1) / 2
+    return pairs / (negatives[..., -1] * positives[..., -1])
+
+
+def average_precision(steps: Steps) -> Floats:
+    """`Σ_k (R_k − R_{k−1}) P_k` over the distinct thresholds: precision at each, weighted by the recall it adds."""
+    negatives, positives = steps
+    gained = positives - before(positives)
+    return (gained * ratio(positives, positives + negatives)).sum(-1) / positives[..., -1]
+
+
+def area_under_precision_recall(steps: Steps) -> Floats:
+    """Trapezoid under the precision-recall points joined by straight lines, starting at recall 0, precision 1."""
+    negatives, positives = steps
+    answered = positives + negatives
+    precision = np.where(answered > 0, ratio(positives, answered), 1.0)
+    previous = before(precision)
+    previous[..., 0] = 1.0
+    return ((positives - before(positives)) * (precision + previous)).sum(-1) / (2 * positives[..., -1])
+
+
+def negatives_caught(steps: Steps, share: float) -> Floats:
+    """Share of negatives at the first threshold that reaches the given share of positives; ties are kept whole."""
+    negatives, positives = steps
+    index = first_reaching(positives, share)
+    return np.take_along_axis(negatives, index[..., None], -1)[..., 0] / negatives[..., -1]
+
+
+def first_reaching(cumulative: Floats, share: float) -> Ints:
+    """Index of the first step at which the count is at least `share` of its total."""
+    # 1e-9 of the total: 0.95 * 20 must be 19 and not the next float above it
+    needed = np.maximum((share - 1e-9) * cumulative[..., -1:], np.finfo(np.float64).tiny if share > 0 else 0.0)
+    return np.argmax(cumulative >= needed, axis=-1)
+
+
+def smallest_error(steps: Steps) -> Floats:
+    """`min_t ½ (FPR(t) + 1 − TPR(t))` over all thresholds, rejecting everything and nothing among them."""
+    negatives, positives = steps
+    gain = positives / positives[..., -1:] - negatives / negatives[..., -1:]
+    return (1 - np.maximum(gain.max(-1), 0.0)) / 2
