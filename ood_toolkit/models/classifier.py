@@ -1,0 +1,270 @@
+"""Any image classifier as a function from images to `Outputs`."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from ood_toolkit.models.head import LOGITS, describe_break, find_head, logits_of
+from ood_toolkit.outputs import UNKNOWN, Head, Outputs, full_precision
+
+Images = Float[Tensor, "N channels H W"] | UInt8[Tensor, "N channels H W"]
+
+_IMAGE_SIZE = 224
+"""Side of the images that `Classifier.head` invents when it is asked before the first batch, in pixels."""
+
+
+class Classifier(nn.Module):
+    """A model that ends in a Linear head, as a function from images to `Outputs`: one pass, everything kept.
+
+    Use it for any module. It owns the input normalisation, so that images are in pixel units, [0, 1], everywhere
+    else. The model runs in eval mode without gradients, and is left as it was found: no hook, no gradient, the
+    training flags as before.
+
+    The head is found at the first batch: the last `nn.Linear` that is called and whose output is the model's output.
+    The law `head(features) == logits` is checked there, and its breaking is explained.
+
+    Args:
+        model: any module from normalised images to logits; a tuple (the first tensor), a mapping or an object with
+            `logits` will do.
+        mean: subtracted from every channel, in pixel units, 0 to 1: one value per channel, or one for all.
+        std: what every channel is divided by, > 0.
+        head: the head's module name; "logits" for a model without one: its logits are its features too, under an
+            identity head. Found by itself by default.
+        taps: further tensors to keep from inner layers; see `ood_toolkit.models.taps`.
+        amp: run the model under autocast in this dtype (`torch.float16`, `torch.bfloat16`). Features then carry that
+            dtype's rounding, but logits are made from them in float32: half precision would make ties.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+        head: str | None = None,
+        taps: Sequence[str] = (),
+        amp: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if len(mean) != len(std) or min(std, default=0) <= 0:
+            raise ValueError(f"mean and std need one value per channel, std > 0; got {tuple(mean)} and {tuple(std)}")
+        if head not in (None, LOGITS) and not isinstance(dict(model.named_modules()).get(str(head)), nn.Linear):
+            known = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+            raise ValueError(
+                f"head {head!r} is not a Linear of {type(model).__name__}; its Linears end with {known[-3:]}"
+            )
+        self.model = model
+        self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
+        self.taps = tuple(taps)
+        self.amp = amp
+        self.head_name = head
+        """Module name of the head, or "logits"; None until the first batch has shown it."""
+        self._checked = False
+        self._fingerprint = ""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are."""
+        return next((t.device for t in (*self.model.parameters(), *self.model.buffers())), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's floating-point type."""
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+    @property
+    def layer(self) -> nn.Linear:
+        """The model's own head layer, whose parameters carry gradients. ValueError for a model without one."""
+        self._find_head()
+        if self.head_name == LOGITS:
+            raise ValueError(f"{type(self.model).__name__} has no head layer: its logits serve as features")
+        layer = self.model.get_submodule(str(self.head_name))
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    @property
+    def head(self) -> Head:
+        """The head that turns features into logits, detached."""
+        self._find_head()
+        if self.head_name == LOGITS:
+            return self(self._blank_images()).head
+        return _head(self.layer)
+
+    def forward(self, images: Images) -> Outputs:
+        """Outputs of the images, without gradients; every label is `UNKNOWN`.
+
+        Args:
+            images: (N, C, H, W) in pixel units: float in [0, 1], or uint8, on any device.
+        """
+        if not self._checked:
+            self.check(images[:2])
+        with torch.no_grad():
+            return self._outputs(images, self.amp)
+
+    def differentiate(self, images: Float[Tensor, "N channels H W"]) -> Outputs:
+        """Outputs whose logits and features carry gradients to `images` and to the head's own parameters.
+
+        Gradients reach whatever requires them when this is called: `images` where its `requires_grad` is set, and
+        the parameters of `layer` unless they are frozen. Take them with `torch.autograd.grad`, which leaves no
+        `.grad` behind. Runs without autocast, because small gradients vanish in half precision.
+        """
+        if not images.is_floating_point():
+            raise ValueError(f"gradients need floating-point images in [0, 1], got {images.dtype}")
+        if not self._checked:
+            self.check(images[:2].detach())
+        with torch.enable_grad():
+            return self._outputs(images, None)
+
+    def check(self, images: Images) -> None:
+        """Finds the head and enforces the law `head(features) == logits`. Runs by itself on the first batch.
+
+        Raises:
+            ValueError: names the layer that breaks the law, the cause, and what to do.
+        """
+        self._check_images(images)
+        with torch.no_grad(), _evaluating(self.model):
+            inputs = self._normalise(images)
+            if self.head_name is None:
+                self.head_name = find_head(self.model, inputs)
+            if self.head_name != LOGITS:
+                seen: dict[str, Tensor] = {}
+                with _capturing(self.layer, seen):
+                    logits = logits_of(self.model(inputs))
+                broken = describe_break(type(self.model).__name__, self.head_name, self.layer, seen, logits)
+                if broken:
+                    raise ValueError(broken)
+        self._checked = True
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all that decides the outputs: weights, architecture, normalisation, head and taps.
+
+        Computed once; make a new `Classifier` after changing the weights.
+        """
+        if not self._fingerprint:
+            digest = hashlib.sha256()
+            facts = (type(self.model).__qualname__, str(self.model), self.mean, self.std, self.taps)
+            digest.update(repr((facts, self.head_name == LOGITS)).encode())
+            for name, value in self.model.state_dict().items():
+                if isinstance(value, Tensor):
+                    digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
+                    digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def _outputs(self, images: Tensor, amp: torch.dtype | None) -> Outputs:
+        """One pass with the head's input captured; gradients as the caller has set them."""
+        self._check_images(images)
+        seen: dict[str, Tensor] = {}
+        layer = None if self.head_name == LOGITS else self.layer
+        with _evaluating(self.model), _capturing(layer, seen), _autocast(self.device, amp):
+            logits = logits_of(self.model(self._normalise(images)))
+        if layer is None:
+            features = logits = full_precision(logits)
+            head = Head.identity(logits.shape[1], logits)
+        else:
+            head = _head(layer)
+            features = full_precision(seen["features"])
+            if logits.dtype in (torch.float16, torch.bfloat16):
+                # 8 bits of a bfloat16 logit make ties; the float32 product of the same features does not
+                logits = nn.functional.linear(features, layer.weight.float(), _bias(layer).float())
+        return Outputs(
+            logits=logits,
+            features=features,
+            labels=torch.full((len(logits),), UNKNOWN, dtype=torch.int64, device=logits.device),
+            head=head,
+        )
+
+    def _normalise(self, images: Tensor) -> Tensor:
+        """Images on the model's device, in its dtype, normalised; never the caller's own memory."""
+        inputs = images.to(self.device, non_blocking=True)
+        if not inputs.is_floating_point():
+            inputs = inputs.float() / 255
+        if any(self.mean) or any(value != 1 for value in self.std):
+            full = inputs if inputs.dtype == torch.float64 else inputs.float()
+            mean, std = (full.new_tensor(v).view(-1, 1, 1) for v in (self.mean, self.std))
+            inputs = (full - mean) / std
+        inputs = inputs.to(self.dtype)
+        # a model whose first layer works in place must not write into the caller's images
+        return inputs.clone() if inputs is images else inputs
+
+    def _check_images(self, images: Tensor) -> None:
+        if images.ndim != 4 or not (images.is_floating_point() or images.dtype == torch.uint8):
+            raise ValueError(
+                "images must be (N, channels, height, width), float in [0, 1] or uint8; "
+                f"got {images.dtype} {tuple(images.shape)}"
+            )
+        identity = not any(self.mean) and all(value == 1 for value in self.std)
+        if not identity and images.shape[1] != len(self.mean) and len(self.mean) > 1:
+            raise ValueError(f"the normalisation has {len(self.mean)} channels, the images have {images.shape[1]}")
+        if not identity and not self._checked and images.is_floating_point() and images.numel():
+            low, high = images.min().item(), images.max().item()
+            if low < -0.5 or high > 1.5:
+                raise ValueError(
+                    f"images span [{low:.3g}, {high:.3g}] where pixels lie in [0, 1]; "
+                    "leave the normalisation out of the transform, the classifier does it"
+                )
+
+    def _find_head(self) -> None:
+        if self.head_name is None:
+            try:
+                self.check(self._blank_images())
+            except (RuntimeError, TypeError, AssertionError) as error:
+                raise ValueError(
+                    f"the head of {type(self.model).__name__} is not known before a first batch; "
+                    "call check(images) with real ones first"
+                ) from error
+
+    def _blank_images(self) -> Tensor:
+        """Grey images of the size the model says it takes."""
+        config = getattr(self.model, "pretrained_cfg", None) or {}
+        size = config.get("input_size") if isinstance(config, Mapping) else None
+        channels = next((m.in_channels for m in self.model.modules() if isinstance(m, nn.Conv2d)), 3)
+        grey = torch.full((2, *(size or (channels, _IMAGE_SIZE, _IMAGE_SIZE))), 0.5)
+        return grey * torch.tensor([0.5, 1.5]).view(2, 1, 1, 1)
+
+
+def _head(layer: nn.Linear) -> Head:
+    return Head(layer.weight, _bias(layer))
+
+
+def _bias(layer: nn.Linear) -> Tensor:
+    return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
+
+
+def _autocast(device: torch.device, amp: torch.dtype | None) -> AbstractContextManager[Any]:
+    # an explicit disabled block, so that a caller's own autocast does not leak in
+    return torch.autocast(device.type, dtype=amp, enabled=amp is not None)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; afterwards exactly those modules train that did before."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _capturing(layer: nn.Module | None, seen: dict[str, Tensor]) -> Iterator[None]:
+    """Keeps the last input of `layer` as `seen["features"]`."""
+    if layer is None:
+        yield
+        return
+
+    def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen["features"] = inputs[0]
+
+    hook = layer.register_forward_pre_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
