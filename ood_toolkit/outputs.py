@@ -15,6 +15,15 @@ _BATCH_NUMBERS = 1 << 24
 """How many numbers (logits and features together) `Outputs.batches` puts into one batch: 64 MiB of float32."""
 
 
+class NaNRows(ValueError):
+    """Some rows hold NaN; `rows` says which."""
+
+    def __init__(self, what: str, rows: list[int], total: int) -> None:
+        super().__init__(f"{what} hold NaN in {len(rows)} of {total} rows, first {rows[:5]}")
+        self.what = what
+        self.rows = rows
+
+
 @dataclass(frozen=True, eq=False)
 class Head:
     """The last linear layer: `logits = features @ weight.T + bias`. Shared by all rows.
@@ -89,9 +98,9 @@ class Outputs:
         object.__setattr__(self, "taps", {k: full_precision(v) for k, v in self.taps.items()})
         self._check_shapes()
         for name in ("logits", "features"):
-            bad = getattr(self, name).isnan().any(dim=1).nonzero().flatten()
-            if bad.numel():
-                raise ValueError(f"{name} hold NaN in {bad.numel()} of {len(self)} rows, first {bad[:5].tolist()}")
+            bad = getattr(self, name).isnan().any(dim=1).nonzero().flatten().tolist()
+            if bad:
+                raise NaNRows(name, bad, len(self))
 
     def _check_shapes(self) -> None:
         rows, (classes, width) = len(self.logits), self.head.weight.shape

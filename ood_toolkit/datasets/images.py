@@ -211,6 +211,6 @@ def labels_from_folders(root: Path, class_index: Mapping[str, int], classes: int
 
 def imagenet_class_index() -> dict[str, int]:
     """WordNet id → index of the 1000 ImageNet-1k classes."""
-    text = Path(__file__).with_name("imagenet1k_classes.txt").read_text(encoding="utf-8")
-    return {row[0]: int(row[1]) for row in (line.split("\t") for line in text.splitlines()) if row[0].startswith("n0")
-            or row[0].startswith("n1")}
+    lines = Path(__file__).with_name("imagenet1k_classes.txt").read_text(encoding="utf-8").splitlines()
+    rows = (line.split("\t") for line in lines if not line.startswith("#"))
+    return {wnid: int(index) for wnid, index, _ in rows}
