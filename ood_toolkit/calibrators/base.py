@@ -1,6 +1,7 @@
 """What every calibrator is: logits in, probabilities out."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -8,6 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ood_toolkit.fitted import Fitted
+from ood_toolkit.outputs import full_precision
+from ood_toolkit.stats import row_chunks
 
 Family = Literal["scaling", "binning", "isotonic", "composition", "prior", "ensemble"]
 
@@ -74,3 +77,47 @@ class EnsemblePool(Fitted, ABC):
     @abstractmethod
     def forward(self, member_logits: Float[Tensor, "M N C"]) -> Float[Tensor, "N C"]:
         """(N, C) log-probabilities; their exponentials sum to 1."""
+
+
+def checked(logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> tuple[Float[Tensor, "N C"], Int[Tensor, " N"]]:
+    """Calibration data, or an error that says what is wrong with them. Half-precision logits come back as float32.
+
+    `-inf` marks a class that cannot be; `+inf`, NaN, and a label on an impossible class are refused.
+    """
+    if logits.ndim != 2 or not logits.is_floating_point():
+        raise ValueError(f"logits must be floating-point (N, C), got {logits.dtype} {tuple(logits.shape)}")
+    rows, classes = logits.shape
+    if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be {rows} integers, one per row, got {labels.dtype} {tuple(labels.shape)}")
+    if rows == 0 or classes == 0:
+        raise ValueError(f"calibration needs labelled rows, got logits of shape {(rows, classes)}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(f"labels must lie in [0, {classes}), but span [{low}, {high}]; leave unknown rows out")
+    peaks = logits.amax(dim=1)  # NaN if the row holds one
+    bad = (~peaks.isfinite()).nonzero().flatten()
+    if bad.numel():
+        raise ValueError(
+            f"every row needs a finite largest logit, but {bad.numel()} of {rows} rows hold NaN, +inf or only -inf, "
+            f"first {bad[:5].tolist()}"
+        )
+    labels = labels.long().to(logits.device)
+    impossible = logits.gather(1, labels[:, None]).flatten().isneginf().nonzero().flatten()
+    if impossible.numel():
+        raise ValueError(
+            f"{impossible.numel()} rows have a label whose logit is -inf, first {impossible[:5].tolist()}: "
+            "no calibration makes an impossible class possible; unmask the class or leave the rows out"
+        )
+    return full_precision(logits), labels
+
+
+def rowwise(function: Callable[[Tensor], Tensor], logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
+    """`function` over blocks of rows in float64, so that temporaries stay small. The dtype follows the input."""
+    if torch.compiler.is_compiling():
+        return function(logits.double()).to(logits.dtype)
+    result = torch.empty_like(logits)
+    chunks = row_chunks(len(logits), 8 * logits.shape[1])
+    for start in chunks:
+        block = slice(start, start + chunks.step)
+        result[block] = function(logits[block].double())
+    return result
