@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-type Floats = NDArray[np.float64]
-type Ints = NDArray[np.int64]
-type Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 class UndefinedMetricError(ValueError):
@@ -78,12 +78,16 @@ def as_labels(values: ArrayLike, rows: int, classes: int) -> Ints:
     """Class indices of shape (rows,), each in 0..classes−1; UNKNOWN (−1) has no place in these metrics."""
     labels = to_numpy(values)
     if labels.shape != (rows,):
-        raise ValueError(f"labels must have shape {(rows,)}, one per row of probabilities, but came with {labels.shape}")
+        raise ValueError(
+            f"labels must have shape {(rows,)}, one per row of probabilities, but came with {labels.shape}"
+        )
     if labels.dtype.kind not in "iu":
         raise TypeError(f"labels must be integers, but came as {labels.dtype}")
     if labels.size and not (labels.min() >= 0 and labels.max() < classes):
         low, high = labels.min(), labels.max()
-        raise ValueError(f"labels must be in 0..{classes - 1}, but range from {low} to {high}; drop rows without a label")
+        raise ValueError(
+            f"labels must be in 0..{classes - 1}, but range from {low} to {high}; drop rows without a label"
+        )
     return labels.astype(np.int64, copy=False)
 
 

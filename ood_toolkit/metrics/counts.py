@@ -122,6 +122,8 @@ def area_under_precision_recall(steps: Steps) -> Floats:
 def negatives_caught(steps: Steps, share: float) -> Floats:
     """Share of negatives at the first threshold that reaches the given share of positives; ties are kept whole."""
     negatives, positives = steps
+    if share == 0:  # reached before anything is flagged
+        return np.zeros(positives.shape[:-1])
     index = first_reaching(positives, share)
     return np.take_along_axis(negatives, index[..., None], -1)[..., 0] / negatives[..., -1]
 
@@ -129,12 +131,11 @@ def negatives_caught(steps: Steps, share: float) -> Floats:
 def first_reaching(cumulative: Floats, share: float) -> Ints:
     """Index of the first step at which the count is at least `share` of its total."""
     # 1e-9 of the total: 0.95 * 20 must be 19 and not the next float above it
-    needed = np.maximum((share - 1e-9) * cumulative[..., -1:], np.finfo(np.float64).tiny if share > 0 else 0.0)
-    return np.argmax(cumulative >= needed, axis=-1)
+    return np.argmax(cumulative >= (share - 1e-9) * cumulative[..., -1:], axis=-1)
 
 
-def smallest_error(steps: Steps) -> Floats:
-    """`min_t ½ (FPR(t) + 1 − TPR(t))` over all thresholds, rejecting everything and nothing among them."""
+def smallest_error(steps: Steps, prior: float = 0.5) -> Floats:
+    """`min_t (1 − π) FPR(t) + π (1 − TPR(t))` over all thresholds, flagging nothing among them; π of the positives."""
     negatives, positives = steps
-    gain = positives / positives[..., -1:] - negatives / negatives[..., -1:]
-    return (1 - np.maximum(gain.max(-1), 0.0)) / 2
+    gain = prior * positives / positives[..., -1:] - (1 - prior) * negatives / negatives[..., -1:]
+    return prior - np.maximum(gain.max(-1), 0.0)

@@ -125,12 +125,20 @@ def tnr_at_tpr(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -
     return 1.0 - fpr_at_tpr(id_scores, ood_scores, tpr)
 
 
-def detection_error(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
-    """Smallest `½ FPR + ½ FNR` over all thresholds: the error of the best threshold when ID and OOD are equally likely.
+def detection_error(id_scores: ArrayLike, ood_scores: ArrayLike, *, ood_prior: float = 0.5) -> float:
+    """Smallest `(1 − π) FPR + π FNR` over all thresholds: the error rate of the best threshold. Low is good.
 
-    In [0, 0.5]; Liang et al., ICLR 2018 (ODIN), section 4.2.
+    In [0, ½] for the default π = ½ (Liang et al., ICLR 2018, ODIN, section 4.2). The tool `detectors` weighs by the
+    sizes of the samples instead: pass `ood_prior=aupr_base_rate(id_scores, ood_scores)` for its number.
+
+    Args:
+        id_scores: shape (N,), higher = more OOD.
+        ood_scores: shape (P,).
+        ood_prior: π, the assumed share of OOD among the inputs, in [0, 1].
     """
-    return float(smallest_error(rank_both(id_scores, ood_scores).steps))
+    if not 0 <= ood_prior <= 1:
+        raise ValueError(f"ood_prior is a share in [0, 1], but is {ood_prior}")
+    return float(smallest_error(rank_both(id_scores, ood_scores).steps, ood_prior))
 
 
 def autc(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
