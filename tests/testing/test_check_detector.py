@@ -73,10 +73,6 @@ class Accumulating(Nearest):
         return self
 
 
-class Both(WrongSign, SinglePrecision):
-    pass
-
-
 class Writing(Nearest):
     def score(self, outputs: Outputs) -> Tensor:
         scores = super().score(outputs)
@@ -92,6 +88,10 @@ class LabelReading(Nearest):
 class SinglePrecision(Nearest):
     def score(self, outputs: Outputs) -> Tensor:
         return super().score(outputs).float()
+
+
+class Both(WrongSign, SinglePrecision):
+    pass
 
 
 class Saturating(MSPDetector):
