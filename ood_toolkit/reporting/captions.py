@@ -1,0 +1,114 @@
+"""What a caption must say so that a table cannot be misread: suite, sets, sizes, settings and conventions."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from ood_toolkit.records import METRICS, Record
+
+T = TypeVar("T")
+_SUITES = {
+    "digits": (
+        "A demonstration on scikit-learn's handwritten digits with a small network trained on the spot; "
+        "its numbers say nothing about ImageNet models"
+    ),
+}
+_BASE_RATES = {"aupr": "OOD", "aupr_error": "wrong"}
+
+
+def caption(records: Sequence[Record], title: str, *, metrics: Sequence[str], intervals: bool) -> tuple[str, ...]:
+    """Sentences without full stops, for the records of one table.
+
+    Args:
+        records: every record of the table.
+        title: the first sentence's head, e.g. "Detectors".
+        metrics: keys of the metrics shown.
+        intervals: whether intervals are printed.
+    """
+    parts = [
+        _opening(records, title),
+        _SUITES.get(records[0].suite, ""),
+        *_sizes(records, metrics),
+        _settings(records, "fit_set", "Detectors were fitted on"),
+        _settings(records, "calibration_set", "Calibrators were fitted on"),
+        _transforms(records),
+        _masks(records),
+        *(METRICS[key].label + ": " + METRICS[key].about.rstrip(".") for key in metrics if key in METRICS),
+        _intervals(records) if intervals else "",
+    ]
+    return tuple(part for part in parts if part)
+
+
+def _opening(records: Sequence[Record], title: str) -> str:
+    models = _distinct(r.model for r in records)
+    names = models[0] if len(models) == 1 else f"{len(models)} models"
+    protocols = " and ".join(_distinct(r.protocol for r in records))
+    seeds = sorted({r.seed for r in records})
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds {_listed(map(str, seeds))}"
+    return f"{title} on suite {records[0].suite}, protocol {protocols}, model {names}, {over}"
+
+
+def _sizes(records: Sequence[Record], metrics: Sequence[str]) -> list[str]:
+    sentences = []
+    for task, dataset in _distinct((r.task, r.dataset) for r in records):
+        measured = [r for r in records if (r.task, r.dataset) == (task, dataset) and r.value is not None]
+        if not measured:
+            continue
+        if task == "calibration":
+            rows = _span(r.positives + r.negatives for r in measured)
+            sentences.append(f"Calibration on {dataset}: {rows} rows")
+            continue
+        positive, negative = _span(r.positives for r in measured), _span(r.negatives for r in measured)
+        words = ("OOD", "ID") if task == "anomaly" else ("wrong", "right")
+        head = f"Anomaly detection on {dataset}" if task == "anomaly" else f"Misclassification detection on {dataset}"
+        shown = {r.metric for r in measured} & set(metrics) & set(_BASE_RATES)
+        chance = f"; the AUPR of a random score is {_base_rate(measured)}" if shown else ""
+        sentences.append(f"{head}: {positive} {words[0]} against {negative} {words[1]} rows{chance}")
+    return sentences
+
+
+def _base_rate(records: Sequence[Record]) -> str:
+    rates = {f"{r.positives / (r.positives + r.negatives):.3f}" for r in records if r.positives + r.negatives}
+    return " to ".join(sorted({min(rates), max(rates)})) if rates else "unknown"
+
+
+def _settings(records: Sequence[Record], name: str, words: str) -> str:
+    sets = _distinct(getattr(r, name) for r in records if getattr(r, name))
+    return f"{words} {_listed(sets)}" if sets else ""
+
+
+def _transforms(records: Sequence[Record]) -> str:
+    pairs = _distinct((r.model, r.transform) for r in records if r.transform)
+    transforms = _distinct(transform for _, transform in pairs)
+    if not transforms:
+        return ""
+    if len(transforms) == 1:
+        return f"Transform: {transforms[0]}"
+    return "Each model has its own transform: " + "; ".join(f"{model}: {transform}" for model, transform in pairs)
+
+
+def _masks(records: Sequence[Record]) -> str:
+    masks = _distinct((r.dataset, r.mask) for r in records if r.mask)
+    if len({mask for _, mask in masks}) == 1 and {r.mask for r in records} == {masks[0][1]}:
+        return f"Classes were masked before the softmax: {masks[0][1]}"
+    return "Classes were masked before the softmax: " + _listed(f"{d} by {m}" for d, m in masks) if masks else ""
+
+
+def _intervals(records: Sequence[Record]) -> str:
+    levels = _distinct(f"{r.level:.0%}" for r in records if r.level is not None)
+    one = f"{_listed(levels)} bootstrap intervals over rows" if levels else ""
+    many = "± sample standard deviation over seeds" if len({r.seed for r in records}) > 1 else ""
+    return "; ".join(part for part in (one, many) if part)
+
+
+def _distinct(values: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(values))
+
+
+def _span(values: Iterable[int]) -> str:
+    numbers = set(values)
+    return f"{min(numbers)}" if len(numbers) == 1 else f"{min(numbers)} to {max(numbers)}"
+
+
+def _listed(values: Iterable[str]) -> str:
+    items = list(values)
+    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]

@@ -1,0 +1,187 @@
+"""LaTeX with booktabs: a table environment that compiles as it is, or a whole document.
+
+The preamble needs `\\usepackage{booktabs}`, and `\\usepackage{siunitx}` where that is asked for.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+
+from ood_toolkit.reporting.grid import MISSING, Cell, Header, Table
+
+_WIDE = 8
+"""From this many columns on a table spans both columns of a paper."""
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"{\ttfamily\char34}",
+    "'": r"\textquotesingle{}",
+    "`": r"\textasciigrave{}",
+    "-": "-{}",  # no ligature to a dash
+    "[": "{[}",  # after \\ an open bracket or a star would be read as its argument
+    "]": "{]}",
+    "*": "{*}",
+    "—": "---",
+    "–": "--",
+    "±": r"$\pm$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "×": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "−": "$-$",
+    "·": r"$\cdot$",
+    "…": r"\ldots{}",
+    "’": "'",
+    "‘": "`",
+    "“": "``",
+    "”": "''",
+}
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi "
+    "psi omega"
+).split()
+
+
+def render(tables: Sequence[Table], *, siunitx: bool = False) -> str:
+    """One table environment per table, to be pasted or `\\input` as it is.
+
+    Args:
+        tables: finished tables.
+        siunitx: align numbers at the point with S columns.
+    """
+    needs = "booktabs, siunitx" if siunitx else "booktabs"
+    return f"% needs \\usepackage for: {needs}\n" + "\n".join(_table(table, siunitx) for table in tables)
+
+
+def document(tables: Sequence[Table], *, siunitx: bool = False) -> str:
+    """A whole document with the tables, for a look at them: `pdflatex FILE`."""
+    return "\n".join(
+        [
+            r"\documentclass[twocolumn]{article}",
+            r"\usepackage[utf8]{inputenc}",
+            r"\usepackage[T1]{fontenc}",
+            r"\usepackage[margin=15mm]{geometry}",
+            r"\usepackage{booktabs}",
+            *([r"\usepackage{siunitx}"] if siunitx else []),
+            r"\begin{document}",
+            render(tables, siunitx=siunitx),
+            r"\end{document}",
+            "",
+        ]
+    )
+
+
+def escape(text: str) -> str:
+    """The text as LaTeX that prints as itself under any engine.
+
+    Characters that pdfTeX's standard fonts lack are printed as their code point, `U+4E2D`.
+    """
+    return "".join(_character(c) for c in " ".join(text.split()))
+
+
+def _character(c: str) -> str:
+    if c in _ESCAPES:
+        return _ESCAPES[c]
+    if ord(c) < 128 or (c.isalpha() and "LATIN" in unicodedata.name(c, "") and ord(c) < 0x180):
+        return c
+    words = unicodedata.name(c, "").lower().split()
+    if words[:3] == ["greek", "small", "letter"] and words[-1] in _GREEK:
+        return "o" if words[-1] == "omicron" else f"$\\{words[-1]}$"
+    return f"\\texttt{{U+{ord(c):04X}}}"
+
+
+def _table(table: Table, siunitx: bool) -> str:
+    star = "*" if len(table.columns) >= _WIDE or table.intervals else ""
+    width = r"\textwidth" if star else r"\columnwidth"
+    kind = f"S[table-format={_shape(table)}]" if siunitx and not table.intervals else "r"
+    lines = [
+        rf"\begin{{table{star}}}[tb]",
+        r"\centering",
+        r"\small",
+        r"\setlength{\tabcolsep}{4pt}",
+        rf"\caption{{{_caption(table)}}}",
+        rf"\label{{{table.label}}}",
+        rf"\begin{{tabular}}{{l{kind * len(table.columns)}}}",
+        r"\toprule",
+        *_head(table, kind),
+        r"\midrule",
+        *_body(table, kind),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    if table.notes:
+        notes = r" \quad ".join(rf"\textsuperscript{{{mark}}}\,{escape(text)}" for mark, text in table.notes)
+        lines.append(rf"\par\smallskip\parbox{{{width}}}{{\footnotesize {notes}}}")
+    return "\n".join([*lines, rf"\end{{table{star}}}", ""])
+
+
+def _caption(table: Table) -> str:
+    text = ". ".join(escape(part) for part in (table.title, *table.caption)) + "."
+    if table.ranked:
+        text += r" Best in \textbf{bold}, second \underline{underlined}, by the printed digits."
+    return text
+
+
+def _shape(table: Table) -> str:
+    numbers = [cell.text for row in table.cells for cell in row if cell.value is not None] or ["0.000"]
+    parts = [number.lstrip("-").partition(".") for number in numbers]
+    sign = "-" if any(number.startswith("-") for number in numbers) else ""
+    return f"{sign}{max(len(p[0]) for p in parts)}.{max(len(p[2]) for p in parts)}"
+
+
+def _head(table: Table, kind: str) -> list[str]:
+    lines = []
+    groups = table.column_groups()
+    if any(group for group, _ in groups):
+        spans = " & ".join(rf"\multicolumn{{{len(indices)}}}{{c}}{{{escape(group)}}}" for group, indices in groups)
+        rules = " ".join(rf"\cmidrule(lr){{{ix[0] + 2}-{ix[-1] + 2}}}" for group, ix in groups if group)
+        lines += [rf" & {spans} \\", rules]
+    heads = [escape(column.text) + _marks(column.marks) for column in table.columns]
+    braced = heads if kind == "r" else [f"{{{head}}}" for head in heads]
+    return [*lines, " & ".join([escape(table.stub), *braced]) + r" \\"]
+
+
+def _body(table: Table, kind: str) -> list[str]:
+    lines: list[str] = []
+    grouped = any(header.group for header in table.rows)
+    for number, (group, indices) in enumerate(table.row_groups()):
+        if grouped:
+            lines += [r"\addlinespace"] * bool(number)
+            span = len(table.columns) + 1
+            lines.append(rf"\multicolumn{{{span}}}{{l}}{{\textit{{{escape(group or '–')}}}}} \\")
+        for i in indices:
+            cells = [_cell(cell) if kind == "r" else _aligned(cell) for cell in table.cells[i]]
+            lines.append(" & ".join([_label(table.rows[i]), *cells]) + r" \\")
+    return lines
+
+
+def _label(header: Header) -> str:
+    return escape(header.text) + _marks(header.marks)
+
+
+def _cell(cell: Cell) -> str:
+    if cell.text == MISSING:
+        return escape(MISSING) + _marks(cell.marks)
+    text = cell.text.replace("±", r"$\pm$")
+    text = f"$-${text[1:]}" if text.startswith("-") else text
+    return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(cell.place, text) + _marks(cell.marks)
+
+
+def _aligned(cell: Cell) -> str:
+    """A cell of an S column: bare where it is a plain number, else in braces, which siunitx sets as text."""
+    return cell.text if cell.value is not None and not cell.place and not cell.marks else f"{{{_cell(cell)}}}"
+
+
+def _marks(marks: Sequence[str]) -> str:
+    return rf"\textsuperscript{{{','.join(marks)}}}" if marks else ""
