@@ -1,5 +1,6 @@
 """Objects that learn from data: hyper-parameters in, buffers out."""
 
+import ast
 import inspect
 from typing import Any, ClassVar, Self
 
@@ -57,7 +58,9 @@ class Fitted(nn.Module):
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """What `__init__` was given, by parameter name."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"}
+        return {
+            name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"
+        }
 
     @property
     def spec(self) -> str:
@@ -75,6 +78,24 @@ class Fitted(nn.Module):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({_keywords(self.hyperparameters)})"
+
+
+def parse(spec: str) -> tuple[str, dict[str, Any]]:
+    """A spec's name and keyword arguments: the way back from `Fitted.spec`. Literals only; nothing is executed.
+
+    >>> parse("knn(k=50)")
+    ('knn', {'k': 50})
+    """
+    name, bracket, rest = spec.strip().partition("(")
+    if not bracket:
+        return name.strip(), {}
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError
+        return name.strip(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError):
+        raise ValueError(f"cannot read {spec!r}; write it like knn(k=50) with literal keyword arguments") from None
 
 
 def _keywords(values: dict[str, Any]) -> str:

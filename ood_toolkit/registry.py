@@ -1,6 +1,5 @@
 """Names to classes and back: `build("knn(k=50)")`, `build("my_pkg:MyDetector")`."""
 
-import ast
 import difflib
 import importlib
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from ood_toolkit import calibrators, detectors
 from ood_toolkit.calibrators import Calibrator, EnsemblePool
 from ood_toolkit.detectors import Detector, LiveDetector
 from ood_toolkit.fitted import Fitted
+from ood_toolkit.fitted import parse as parse
 
 AnyDetector = Detector | LiveDetector
 
@@ -100,24 +100,6 @@ def _build(spec: str, what: str, known: dict[str, type[Any]], bases: tuple[type[
         return kind(**arguments)
     except TypeError as error:
         raise ValueError(f"{spec}: {error}; {kind.__name__} takes {_parameters(kind)}") from None
-
-
-def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """A spec's name and keyword arguments. Arguments are literals; nothing is executed.
-
-    >>> parse("knn(k=50)")
-    ('knn', {'k': 50})
-    """
-    name, bracket, rest = spec.strip().partition("(")
-    if not bracket:
-        return name.strip(), {}
-    try:
-        call = ast.parse(f"f({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError
-        return name.strip(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError):
-        raise ValueError(f"cannot read {spec!r}; write it like knn(k=50) with literal keyword arguments") from None
 
 
 def _imported(name: str, what: str, bases: tuple[type[Any], ...]) -> type[Any]:
