@@ -28,8 +28,7 @@ def caption(records: Sequence[Record], title: str, *, metrics: Sequence[str], in
         _opening(records, title),
         _SUITES.get(records[0].suite, ""),
         *_sizes(records, metrics),
-        _settings(records, "fit_set", "Detectors were fitted on"),
-        _settings(records, "calibration_set", "Calibrators were fitted on"),
+        *_fits(records),
         _transforms(records),
         _masks(records),
         *(METRICS[key].label + ": " + METRICS[key].about.rstrip(".") for key in metrics if key in METRICS),
@@ -40,16 +39,17 @@ def caption(records: Sequence[Record], title: str, *, metrics: Sequence[str], in
 
 def _opening(records: Sequence[Record], title: str) -> str:
     models = _distinct(r.model for r in records)
-    names = models[0] if len(models) == 1 else f"{len(models)} models"
+    names = f"model {models[0]}" if len(models) == 1 else f"{len(models)} models"
     protocols = " and ".join(_distinct(r.protocol for r in records))
     seeds = sorted({r.seed for r in records})
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds {_listed(map(str, seeds))}"
-    return f"{title} on suite {records[0].suite}, protocol {protocols}, model {names}, {over}"
+    return f"{title} on suite {records[0].suite}, protocol {protocols}, {names}, {over}"
 
 
 def _sizes(records: Sequence[Record], metrics: Sequence[str]) -> list[str]:
     sentences = []
-    for task, dataset in _distinct((r.task, r.dataset) for r in records):
+    order = {"misclassification": 0, "anomaly": 1, "calibration": 2}
+    for task, dataset in sorted(_distinct((r.task, r.dataset) for r in records), key=lambda pair: order[pair[0]]):
         measured = [r for r in records if (r.task, r.dataset) == (task, dataset) and r.value is not None]
         if not measured:
             continue
@@ -59,7 +59,7 @@ def _sizes(records: Sequence[Record], metrics: Sequence[str]) -> list[str]:
             continue
         positive, negative = _span(r.positives for r in measured), _span(r.negatives for r in measured)
         words = ("OOD", "ID") if task == "anomaly" else ("wrong", "right")
-        head = f"Anomaly detection on {dataset}" if task == "anomaly" else f"Misclassification detection on {dataset}"
+        head = f"{'Anomaly' if task == 'anomaly' else 'Misclassification'} detection on {dataset}"
         shown = {r.metric for r in measured} & set(metrics) & set(_BASE_RATES)
         chance = f"; the AUPR of a random score is {_base_rate(measured)}" if shown else ""
         sentences.append(f"{head}: {positive} {words[0]} against {negative} {words[1]} rows{chance}")
@@ -69,6 +69,15 @@ def _sizes(records: Sequence[Record], metrics: Sequence[str]) -> list[str]:
 def _base_rate(records: Sequence[Record]) -> str:
     rates = {f"{r.positives / (r.positives + r.negatives):.3f}" for r in records if r.positives + r.negatives}
     return " to ".join(sorted({min(rates), max(rates)})) if rates else "unknown"
+
+
+def _fits(records: Sequence[Record]) -> list[str]:
+    detecting = [r for r in records if r.task != "calibration"]
+    calibrated = [r for r in records if r.task == "calibration" or r.calibrator]
+    return [
+        _settings(detecting, "fit_set", "Detectors that learn were fitted on"),
+        _settings(calibrated, "calibration_set", "Calibrators were fitted on"),
+    ]
 
 
 def _settings(records: Sequence[Record], name: str, words: str) -> str:

@@ -64,7 +64,9 @@ class Table:
         stub: head of the column of row labels.
         caption: sentences.
         notes: (mark, text) of every footnote, in order.
+        label: for references in LaTeX and Typst.
         intervals: whether some cell's text holds an interval.
+        scope: what the best is the best of, e.g. " within each model"; "" for the whole column.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Table:
     notes: tuple[tuple[str, str], ...] = ()
     label: str = ""
     intervals: bool = False
+    scope: str = ""
 
     def __post_init__(self) -> None:
         if len(self.cells) != len(self.rows) or any(len(row) != len(self.columns) for row in self.cells):
@@ -86,9 +89,10 @@ class Table:
             )
 
     @property
-    def ranked(self) -> bool:
-        """Whether any cell is marked as the best or the second."""
-        return any(cell.place for row in self.cells for cell in row)
+    def legend(self) -> str:
+        """What the emphasis means; "" where nothing is emphasised."""
+        ranked = any(cell.place for row in self.cells for cell in row)
+        return f"Best in bold, second underlined, by the printed digits{self.scope}" if ranked else ""
 
     def transposed(self) -> "Table":
         """Rows as columns. Best and second stay with their numbers."""
@@ -115,6 +119,11 @@ class Table:
             columns=tuple(self.columns[j] for j in indices),
             cells=tuple(tuple(row[j] for j in indices) for row in self.cells),
         )
+
+
+def sentences(*parts: str) -> str:
+    """The parts that are not empty, each with a full stop."""
+    return " ".join(f"{part}." for part in parts if part)
 
 
 def _runs(headers: tuple[Header, ...]) -> list[tuple[str, list[int]]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from ood_toolkit.reporting.grid import Cell, Header, Table
+from ood_toolkit.reporting.grid import Cell, Header, Table, sentences
 
 
 def render(tables: Sequence[Table]) -> str:
@@ -12,13 +12,12 @@ def render(tables: Sequence[Table]) -> str:
 
 
 def _table(table: Table) -> str:
-    caption = " ".join(f"{escape(part)}." for part in table.caption)
-    if table.ranked:
-        caption += " Best in <strong>bold</strong>, second <u>underlined</u>, by the printed digits."
+    legend = table.legend.replace("bold", "<strong>bold</strong>").replace("underlined", "<u>underlined</u>")
+    caption = sentences(*map(escape, table.caption), legend)
     lines = [
         '<figure class="ood-table">',
-        f'<table id="{escape(table.name)}">',
-        f"<caption><b>{escape(table.title)}.</b> {caption}</caption>",
+        f'<table id="{escape(table.label)}">',
+        f"<caption>{caption}</caption>",
         *_head(table),
         *_body(table),
         "</table>",

@@ -1,15 +1,21 @@
-"""LaTeX with booktabs: a table environment that compiles as it is, or a whole document.
+r"""LaTeX with booktabs: a table environment that compiles as it is, or a whole document.
 
-The preamble needs `\\usepackage{booktabs}`, and `\\usepackage{siunitx}` where that is asked for.
+The first line names the packages that the preamble needs: booktabs, siunitx where that is asked for, and graphicx where a
+table is scaled to fit the page.
 """
 
+import re
 import unicodedata
 from collections.abc import Sequence
 
-from ood_toolkit.reporting.grid import MISSING, Cell, Header, Table
+from ood_toolkit.reporting.grid import MISSING, Cell, Header, Table, sentences
 
-_WIDE = 8
-"""From this many columns on a table spans both columns of a paper."""
+_NARROW, _PAGE = 235.0, 397.0
+"""Points in one column of a two-column paper, and across the page of a one-column one: the narrowest in use."""
+_SIZES = {"small": 9.0, "footnotesize": 8.0, "scriptsize": 7.0}
+_EM = 0.5
+"""Mean width of a character, in font sizes."""
+_COLSEP = 4.0
 _ESCAPES = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -27,12 +33,11 @@ _ESCAPES = {
     '"': r"{\ttfamily\char34}",
     "'": r"\textquotesingle{}",
     "`": r"\textasciigrave{}",
-    "-": "-{}",  # no ligature to a dash
     "[": "{[}",  # after \\ an open bracket or a star would be read as its argument
     "]": "{]}",
     "*": "{*}",
-    "—": "---",
-    "–": "--",
+    "—": r"\textemdash{}",
+    "–": r"\textendash{}",
     "±": r"$\pm$",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
@@ -47,21 +52,18 @@ _ESCAPES = {
     "“": "``",
     "”": "''",
 }
-_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi "
-    "psi omega"
-).split()
+_GREEK = frozenset("αβγδεζηθικλμνξπρστυφχψω")
 
 
 def render(tables: Sequence[Table], *, siunitx: bool = False) -> str:
-    """One table environment per table, to be pasted or `\\input` as it is.
+    r"""One table environment per table, to be pasted or `\input` as it is.
 
     Args:
         tables: finished tables.
         siunitx: align numbers at the point with S columns.
     """
-    needs = "booktabs, siunitx" if siunitx else "booktabs"
-    return f"% needs \\usepackage for: {needs}\n" + "\n".join(_table(table, siunitx) for table in tables)
+    packages = ["booktabs", *["siunitx"] * siunitx, *["graphicx"] * any(_fit(table)[2] for table in tables)]
+    return f"% \\usepackage{{{','.join(packages)}}}\n" + "\n".join(_table(table, siunitx) for table in tables)
 
 
 def document(tables: Sequence[Table], *, siunitx: bool = False) -> str:
@@ -72,7 +74,7 @@ def document(tables: Sequence[Table], *, siunitx: bool = False) -> str:
             r"\usepackage[utf8]{inputenc}",
             r"\usepackage[T1]{fontenc}",
             r"\usepackage[margin=15mm]{geometry}",
-            r"\usepackage{booktabs}",
+            r"\usepackage{booktabs,graphicx}",
             *([r"\usepackage{siunitx}"] if siunitx else []),
             r"\begin{document}",
             render(tables, siunitx=siunitx),
@@ -87,7 +89,8 @@ def escape(text: str) -> str:
 
     Characters that pdfTeX's standard fonts lack are printed as their code point, `U+4E2D`.
     """
-    return "".join(_character(c) for c in " ".join(text.split()))
+    made = "".join(_character(c) for c in " ".join(text.split()))
+    return re.sub("-(?=-)", "-{}", made)  # no ligature to a dash
 
 
 def _character(c: str) -> str:
@@ -95,30 +98,30 @@ def _character(c: str) -> str:
         return _ESCAPES[c]
     if ord(c) < 128 or (c.isalpha() and "LATIN" in unicodedata.name(c, "") and ord(c) < 0x180):
         return c
-    words = unicodedata.name(c, "").lower().split()
-    if words[:3] == ["greek", "small", "letter"] and words[-1] in _GREEK:
-        return "o" if words[-1] == "omicron" else f"$\\{words[-1]}$"
+    if c in _GREEK:
+        return f"$\\{unicodedata.name(c).split()[-1].lower().replace('lamda', 'lambda')}$"
     return f"\\texttt{{U+{ord(c):04X}}}"
 
 
 def _table(table: Table, siunitx: bool) -> str:
-    star = "*" if len(table.columns) >= _WIDE or table.intervals else ""
+    star, size, squeeze = _fit(table)
     width = r"\textwidth" if star else r"\columnwidth"
     kind = f"S[table-format={_shape(table)}]" if siunitx and not table.intervals else "r"
     lines = [
         rf"\begin{{table{star}}}[tb]",
         r"\centering",
-        r"\small",
-        r"\setlength{\tabcolsep}{4pt}",
+        rf"\{size}",
+        rf"\setlength{{\tabcolsep}}{{{_COLSEP:g}pt}}",
         rf"\caption{{{_caption(table)}}}",
         rf"\label{{{table.label}}}",
-        rf"\begin{{tabular}}{{l{kind * len(table.columns)}}}",
+        *[r"\resizebox{\textwidth}{!}{%"] * squeeze,
+        rf"\begin{{tabular}}{{@{{}}l{kind * len(table.columns)}@{{}}}}",
         r"\toprule",
         *_head(table, kind),
         r"\midrule",
         *_body(table, kind),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}" + "}" * squeeze,
     ]
     if table.notes:
         notes = r" \quad ".join(rf"\textsuperscript{{{mark}}}\,{escape(text)}" for mark, text in table.notes)
@@ -126,11 +129,24 @@ def _table(table: Table, siunitx: bool) -> str:
     return "\n".join([*lines, rf"\end{{table{star}}}", ""])
 
 
+def _fit(table: Table) -> tuple[str, str, bool]:
+    """What makes the table fit: "*" to span two columns, the font size, and whether it must be scaled as well."""
+    labels = max(len(header.text) + len(header.marks) for header in table.rows)
+    numbers = [
+        max(len(head.text), *(len(row[j].text) + len(row[j].marks) for row in table.cells))
+        for j, head in enumerate(table.columns)
+    ]
+    characters, gaps = labels + sum(numbers), 2 * _COLSEP * len(numbers)
+    for star, room in (("", _NARROW), ("*", _PAGE)):
+        for size, points in _SIZES.items():
+            if characters * points * _EM + gaps <= room:
+                return star, size, False
+    return "*", "scriptsize", True
+
+
 def _caption(table: Table) -> str:
-    text = ". ".join(escape(part) for part in (table.title, *table.caption)) + "."
-    if table.ranked:
-        text += r" Best in \textbf{bold}, second \underline{underlined}, by the printed digits."
-    return text
+    legend = table.legend.replace("bold", r"\textbf{bold}").replace("underlined", r"\underline{underlined}")
+    return sentences(*map(escape, table.caption), legend)
 
 
 def _shape(table: Table) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ood_toolkit.reporting.grid import Cell, Header, Table
+from ood_toolkit.reporting.grid import Cell, Header, Table, sentences
 
-_SPECIAL = set("\\`*_{}[]<>()#+!|~$&^:@")
+_SPECIAL = set("\\`*_[]<>|~$&")
 
 
 def render(tables: Sequence[Table]) -> str:
@@ -26,9 +26,10 @@ def _table(table: Table) -> str:
         if grouped:
             lines.append(_line([f"*{escape(group) or '–'}*", *("" for _ in table.columns)]))
         lines += [_line([_label(table.rows[i]), *(_cell(c) for c in table.cells[i])]) for i in indices]
-    caption = ". ".join(escape(part) for part in table.caption)
-    legend = " Best in **bold**, second <ins>underlined</ins>, by the printed digits." if table.ranked else ""
-    parts = [f"**{escape(table.title)}**", "\n".join(lines), f"{caption}.{legend}" if caption else legend.strip()]
+    legend = table.legend.replace("bold", "**bold**").replace("underlined", "<ins>underlined</ins>")
+    caption = sentences(*map(escape, table.caption), legend)
+    caption = "\\" + caption if caption[:1] in "#+-=" else caption  # else it would open a heading or a list
+    parts = [f"**{escape(table.title)}**", "\n".join(lines), caption]
     if table.notes:
         parts.append("<br>\n".join(f"<sup>{mark}</sup> {escape(text)}" for mark, text in table.notes))
     return "\n\n".join(part for part in parts if part)

@@ -1,8 +1,9 @@
 """Typst. Every text is a string literal, so that no character of a spec can mean markup."""
 
+import re
 from collections.abc import Sequence
 
-from ood_toolkit.reporting.grid import Cell, Header, Table
+from ood_toolkit.reporting.grid import Cell, Header, Table, sentences
 
 
 def render(tables: Sequence[Table]) -> str:
@@ -45,13 +46,11 @@ def _table(table: Table) -> str:
         f"    text(size: 0.8em, super({literal(mark)}) + {literal(' ' + text)})\n    linebreak()"
         for mark, text in table.notes
     ]
-    return "\n".join([*lines, "  },", f") <{table.label}>", ""])
+    return "\n".join([*lines, "  },", f") <{re.sub(r'[^A-Za-z0-9_:.-]', '-', table.label)}>", ""])
 
 
 def _caption(table: Table) -> str:
-    text = ". ".join((f"{table.title}", *table.caption)) + "."
-    legend = " Best in bold, second underlined, by the printed digits." if table.ranked else ""
-    return f"#{literal(text + legend)}"
+    return f"#{literal(sentences(*table.caption, table.legend))}"
 
 
 def _header(header: Header) -> str:
