@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from ood_toolkit.models.head import LOGITS, describe_break, find_head, logits_of
+from ood_toolkit.models.head import LOGITS, as_head, as_rows, describe_break, find_head, is_linear, logits_of
 from ood_toolkit.outputs import UNKNOWN, Head, Outputs, full_precision
 
 Images = Float[Tensor, "N channels H W"] | UInt8[Tensor, "N channels H W"]
@@ -19,13 +19,14 @@ _IMAGE_SIZE = 224
 
 
 class Classifier(nn.Module):
-    """A model that ends in a Linear head, as a function from images to `Outputs`: one pass, everything kept.
+    """A model that ends in a linear head, as a function from images to `Outputs`: one pass, everything kept.
 
     Use it for any module. It owns the input normalisation, so that images are in pixel units, [0, 1], everywhere
     else. The model runs in eval mode without gradients, and is left as it was found: no hook, no gradient, the
     training flags as before.
 
-    The head is found at the first batch: the last `nn.Linear` that is called and whose output is the model's output.
+    The head is found at the first batch: the last `nn.Linear` (or 1x1 convolution on pooled features) that is called
+    and whose output is the model's output.
     The law `head(features) == logits` is checked there, and its breaking is explained.
 
     Args:
@@ -53,8 +54,8 @@ class Classifier(nn.Module):
         super().__init__()
         if len(mean) != len(std) or min(std, default=0) <= 0:
             raise ValueError(f"mean and std need one value per channel, std > 0; got {tuple(mean)} and {tuple(std)}")
-        if head not in (None, LOGITS) and not isinstance(dict(model.named_modules()).get(str(head)), nn.Linear):
-            known = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if head not in (None, LOGITS) and not is_linear(dict(model.named_modules()).get(str(head))):
+            known = [name for name, module in model.named_modules() if is_linear(module)]
             raise ValueError(
                 f"head {head!r} is not a Linear of {type(model).__name__}; its Linears end with {known[-3:]}"
             )
@@ -78,13 +79,13 @@ class Classifier(nn.Module):
         return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
     @property
-    def layer(self) -> nn.Linear:
+    def layer(self) -> nn.Linear | nn.Conv2d:
         """The model's own head layer, whose parameters carry gradients. ValueError for a model without one."""
         self._find_head()
         if self.head_name == LOGITS:
             raise ValueError(f"{type(self.model).__name__} has no head layer: its logits serve as features")
         layer = self.model.get_submodule(str(self.head_name))
-        assert isinstance(layer, nn.Linear)
+        assert isinstance(layer, nn.Linear | nn.Conv2d)
         return layer
 
     @property
@@ -93,7 +94,7 @@ class Classifier(nn.Module):
         self._find_head()
         if self.head_name == LOGITS:
             return self(self._blank_images()).head
-        return _head(self.layer)
+        return as_head(self.layer)
 
     def forward(self, images: Images) -> Outputs:
         """Outputs of the images, without gradients; every label is `UNKNOWN`.
@@ -135,7 +136,7 @@ class Classifier(nn.Module):
                 seen: dict[str, Tensor] = {}
                 with _capturing(self.layer, seen):
                     logits = logits_of(self.model(inputs))
-                broken = describe_break(type(self.model).__name__, self.head_name, self.layer, seen, logits)
+                broken = describe_break(type(self.model).__name__, self.head_name, self.head, seen, logits)
                 if broken:
                     raise ValueError(broken)
         self._checked = True
@@ -167,11 +168,11 @@ class Classifier(nn.Module):
             features = logits = full_precision(logits)
             head = Head.identity(logits.shape[1], logits)
         else:
-            head = _head(layer)
+            head = as_head(layer)
             features = full_precision(seen["features"])
             if logits.dtype in (torch.float16, torch.bfloat16):
                 # 8 bits of a bfloat16 logit make ties; the float32 product of the same features does not
-                logits = nn.functional.linear(features, layer.weight.float(), _bias(layer).float())
+                logits = head(features)
         return Outputs(
             logits=logits,
             features=features,
@@ -228,14 +229,6 @@ class Classifier(nn.Module):
         return grey * torch.tensor([0.5, 1.5]).view(2, 1, 1, 1)
 
 
-def _head(layer: nn.Linear) -> Head:
-    return Head(layer.weight, _bias(layer))
-
-
-def _bias(layer: nn.Linear) -> Tensor:
-    return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
-
-
 def _autocast(device: torch.device, amp: torch.dtype | None) -> AbstractContextManager[Any]:
     # an explicit disabled block, so that a caller's own autocast does not leak in
     return torch.autocast(device.type, dtype=amp, enabled=amp is not None)
@@ -261,7 +254,7 @@ def _capturing(layer: nn.Module | None, seen: dict[str, Tensor]) -> Iterator[Non
         return
 
     def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen["features"] = inputs[0]
+        seen["features"] = as_rows(inputs[0])
 
     hook = layer.register_forward_pre_hook(keep)
     try:

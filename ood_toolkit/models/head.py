@@ -1,10 +1,12 @@
-"""Finding the Linear head of a model, and saying why there is none."""
+"""Finding the linear head of a model, and saying why there is none."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ood_toolkit.outputs import Head, full_precision
 
 LOGITS = "logits"
 """The head's name for a model without one: its logits are its features."""
@@ -29,8 +31,29 @@ def logits_of(output: Any) -> Tensor:
     return found
 
 
+def is_linear(module: nn.Module | None) -> bool:
+    """Whether a module can be a head: `nn.Linear`, or a 1x1 convolution, which is one on pooled features."""
+    return isinstance(module, nn.Linear) or (
+        isinstance(module, nn.Conv2d)
+        and module.kernel_size == (1, 1)
+        and module.groups == 1
+        and module.padding == (0, 0)
+    )
+
+
+def as_head(layer: nn.Linear | nn.Conv2d) -> Head:
+    """The head that a layer computes, detached."""
+    weight = layer.weight.flatten(1)
+    return Head(weight, weight.new_zeros(len(weight)) if layer.bias is None else layer.bias)
+
+
+def as_rows(features: Tensor) -> Tensor:
+    """(N, D) of a head's input: the (N, D, 1, 1) of a pooled map is flattened, anything else stays."""
+    return features.flatten(1) if features.ndim == 4 and features.shape[2:] == (1, 1) else features
+
+
 def find_head(model: nn.Module, inputs: Tensor) -> str:
-    """Name of the last `nn.Linear` that a pass calls and whose output is the model's output.
+    """Name of the last linear layer that a pass calls and whose output is the model's output.
 
     Raises:
         ValueError: there is none; says which layers came near, why they are not it, and what to do.
@@ -38,10 +61,9 @@ def find_head(model: nn.Module, inputs: Tensor) -> str:
     calls: list[tuple[str, Tensor]] = []
 
     def keep(name: str) -> Any:
-        return lambda _module, _inputs, output: calls.append((name, output))
+        return lambda _module, _inputs, output: calls.append((name, as_rows(output)))
 
-    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    hooks = [module.register_forward_hook(keep(name)) for name, module in linears]
+    hooks = [m.register_forward_hook(keep(name)) for name, m in model.named_modules() if is_linear(m)]
     try:
         logits = logits_of(model(inputs))
     finally:
@@ -53,13 +75,13 @@ def find_head(model: nn.Module, inputs: Tensor) -> str:
     raise ValueError(_why_none(type(model).__name__, calls, logits))
 
 
-def describe_break(model: str, name: str, layer: nn.Linear, seen: Mapping[str, Tensor], logits: Tensor) -> str:
-    """Why `layer(features)` is not `logits`, in one line; "" where it is.
+def describe_break(model: str, name: str, head: Head, seen: Mapping[str, Tensor], logits: Tensor) -> str:
+    """Why `head(features)` is not `logits`, in one line; "" where it is.
 
     Args:
         model: the model's class name.
-        name: the layer's module name.
-        layer: the head.
+        name: the head's module name.
+        head: the head.
         seen: its input under "features", if it was called.
         logits: what the model returned.
     """
@@ -71,9 +93,7 @@ def describe_break(model: str, name: str, layer: nn.Linear, seen: Mapping[str, T
             f"{model}: the head {name!r} takes features {tuple(features.shape)}, not (N, D), "
             f"for {len(logits)} images; {_REMEDY}"
         )
-    expected = nn.functional.linear(
-        features.float(), layer.weight.float(), None if layer.bias is None else layer.bias.float()
-    )
+    expected = head(full_precision(features))
     if expected.shape != logits.shape:
         return f"{model}: the head {name!r} gives {tuple(expected.shape)}, the model {tuple(logits.shape)}; {_REMEDY}"
     tolerance = 1e-3 if logits.dtype in (torch.float32, torch.float64) else 5e-2
@@ -85,7 +105,7 @@ def describe_break(model: str, name: str, layer: nn.Linear, seen: Mapping[str, T
 
 def _why_none(model: str, calls: list[tuple[str, Tensor]], logits: Tensor) -> str:
     if not calls:
-        return f"{model}: no nn.Linear is called in a forward pass, so there is no linear head; {_REMEDY}"
+        return f"{model}: no Linear is called in a forward pass, so there is no linear head; {_REMEDY}"
     alike = {name: output for name, output in calls if output.shape == logits.shape}
     if len(alike) > 1:
         return (

