@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ood_toolkit.records import METRICS, Record
-from ood_toolkit.reporting.captions import caption
+from ood_toolkit.reporting.captions import caption, conventions
 from ood_toolkit.reporting.grid import Cell, Header, Table
 from ood_toolkit.reporting.merging import Column, Measurement, Row, merge
 from ood_toolkit.reporting.options import MAIN_METRICS, NOT_SHARES, TASKS, TableOptions, matches
@@ -72,6 +72,7 @@ def assemble(records: list[Record], name: str, words: Sequence[str], options: Ta
         return _cell(grid[i][j], texts[i][j], places[j][i], marks, columns[j].metric, options)
 
     table_cells = tuple(tuple(cell(i, j) for j in range(len(columns))) for i in range(len(lines)))
+    shown = list(dict.fromkeys(column.metric for column in columns))
     title = ", ".join([name.capitalize(), *words])
     return Table(
         name=name,
@@ -80,7 +81,8 @@ def assemble(records: list[Record], name: str, words: Sequence[str], options: Ta
         rows=headers,
         columns=tuple(_column_header(column, columns) for column in columns),
         cells=table_cells,
-        caption=_caption(records, name, list(dict.fromkeys(c.metric for c in columns)), options),
+        caption=_caption(records, name, shown, options),
+        conventions=_conventions(records, shown, options),
         notes=notes.listed,
         label=":".join([options.label, "-".join([name, *words])]),
         intervals=options.intervals != "none",
@@ -228,9 +230,12 @@ def places_of(texts: Sequence[str], metric: str, blocks: Sequence[str]) -> list[
 
 
 def _caption(records: list[Record], name: str, metrics: list[str], options: TableOptions) -> tuple[str, ...]:
-    parts = caption(records, name.capitalize(), metrics=metrics, intervals=options.intervals != "none")
-    if options.caption:
-        parts = (options.caption.rstrip("."), *parts[1:])
+    parts = caption(records, name.capitalize(), metrics=metrics)
+    return (options.caption.rstrip("."), *parts[1:]) if options.caption else parts
+
+
+def _conventions(records: list[Record], metrics: list[str], options: TableOptions) -> tuple[str, ...]:
+    parts = conventions(records, metrics=metrics, intervals=options.intervals != "none")
     if options.scale == "percent":
         exempt = [METRICS[key].label for key in metrics if key in NOT_SHARES]
         parts += ("Values in percent" + (f", except {' and '.join(exempt)}" if exempt else ""),)

@@ -15,14 +15,13 @@ _SUITES = {
 _BASE_RATES = {"aupr": "OOD", "aupr_error": "wrong"}
 
 
-def caption(records: Sequence[Record], title: str, *, metrics: Sequence[str], intervals: bool) -> tuple[str, ...]:
-    """Sentences without full stops, for the records of one table.
+def caption(records: Sequence[Record], title: str, *, metrics: Sequence[str]) -> tuple[str, ...]:
+    """What was measured on what, in sentences without full stops.
 
     Args:
         records: every record of the table.
         title: the first sentence's head, e.g. "Detectors".
         metrics: keys of the metrics shown.
-        intervals: whether intervals are printed.
     """
     parts = [
         _opening(records, title),
@@ -31,6 +30,21 @@ def caption(records: Sequence[Record], title: str, *, metrics: Sequence[str], in
         *_fits(records),
         _transforms(records),
         _masks(records),
+    ]
+    return tuple(part for part in parts if part)
+
+
+def conventions(records: Sequence[Record], *, metrics: Sequence[str], intervals: bool) -> tuple[str, ...]:
+    """What the numbers mean: positive classes, orientations, bins, intervals.
+
+    Args:
+        records: every record of the table.
+        metrics: keys of the metrics shown.
+        intervals: whether intervals are printed.
+    """
+    direction = "Scores are high where the input is out-of-distribution or the prediction likely wrong"
+    parts = [
+        direction if any(r.task != "calibration" for r in records) else "",
         *(METRICS[key].label + ": " + METRICS[key].about.rstrip(".") for key in metrics if key in METRICS),
         _intervals(records) if intervals else "",
     ]
@@ -61,7 +75,7 @@ def _sizes(records: Sequence[Record], metrics: Sequence[str]) -> list[str]:
         words = ("OOD", "ID") if task == "anomaly" else ("wrong", "right")
         head = f"{'Anomaly' if task == 'anomaly' else 'Misclassification'} detection on {dataset}"
         shown = {r.metric for r in measured} & set(metrics) & set(_BASE_RATES)
-        chance = f"; the AUPR of a random score is {_base_rate(measured)}" if shown else ""
+        chance = f" (AUPR by chance: {_base_rate(measured)})" if shown else ""
         sentences.append(f"{head}: {positive} {words[0]} against {negative} {words[1]} rows{chance}")
     return sentences
 

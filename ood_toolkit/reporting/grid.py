@@ -62,7 +62,8 @@ class Table:
         name: a short word for file names and labels, e.g. "detectors".
         title: what the table shows, a few words.
         stub: head of the column of row labels.
-        caption: sentences.
+        caption: what was measured on what, in sentences without full stops.
+        conventions: what the numbers mean, in such sentences.
         notes: (mark, text) of every footnote, in order.
         label: for references in LaTeX and Typst.
         intervals: whether some cell's text holds an interval.
@@ -76,6 +77,7 @@ class Table:
     columns: tuple[Header, ...]
     cells: tuple[tuple[Cell, ...], ...]
     caption: tuple[str, ...] = ()
+    conventions: tuple[str, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     label: str = ""
     intervals: bool = False

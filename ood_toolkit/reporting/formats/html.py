@@ -25,6 +25,8 @@ def _table(table: Table) -> str:
     if table.notes:
         notes = " ".join(f"<span><sup>{mark}</sup> {escape(text)}.</span>" for mark, text in table.notes)
         lines.append(f'<p class="notes">{notes}</p>')
+    if table.conventions:
+        lines.append(f'<p class="notes">{sentences(*map(escape, table.conventions))}</p>')
     return "\n".join([*lines, "</figure>"])
 
 

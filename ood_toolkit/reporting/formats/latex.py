@@ -1,7 +1,7 @@
 r"""LaTeX with booktabs: a table environment that compiles as it is, or a whole document.
 
-The first line names the packages that the preamble needs: booktabs, siunitx where that is asked for, and graphicx where a
-table is scaled to fit the page.
+The first line names the packages that the preamble needs: booktabs, siunitx where that is asked for, and graphicx where
+a table is scaled to fit the page.
 """
 
 import re
@@ -113,7 +113,8 @@ def _table(table: Table, siunitx: bool) -> str:
         rf"\{size}",
         rf"\setlength{{\tabcolsep}}{{{_COLSEP:g}pt}}",
         rf"\caption{{{_caption(table)}}}",
-        rf"\label{{{table.label}}}",
+        rf"\label{{{_key(table.label)}}}",
+        r"\smallskip",
         *[r"\resizebox{\textwidth}{!}{%"] * squeeze,
         rf"\begin{{tabular}}{{@{{}}l{kind * len(table.columns)}@{{}}}}",
         r"\toprule",
@@ -123,10 +124,15 @@ def _table(table: Table, siunitx: bool) -> str:
         r"\bottomrule",
         r"\end{tabular}" + "}" * squeeze,
     ]
-    if table.notes:
-        notes = r" \quad ".join(rf"\textsuperscript{{{mark}}}\,{escape(text)}" for mark, text in table.notes)
-        lines.append(rf"\par\smallskip\parbox{{{width}}}{{\footnotesize {notes}}}")
+    notes = [rf"\textsuperscript{{{mark}}}\,{escape(text)}." for mark, text in table.notes]
+    below = " ".join([*notes, sentences(*map(escape, table.conventions))]).strip()
+    if below:
+        lines.append(rf"\par\smallskip\parbox{{{width}}}{{\footnotesize {below}}}")
     return "\n".join([*lines, rf"\end{{table{star}}}", ""])
+
+
+def _key(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9:.-]", "-", label)
 
 
 def _fit(table: Table) -> tuple[str, str, bool]:
@@ -160,7 +166,10 @@ def _head(table: Table, kind: str) -> list[str]:
     lines = []
     groups = table.column_groups()
     if any(group for group, _ in groups):
-        spans = " & ".join(rf"\multicolumn{{{len(indices)}}}{{c}}{{{escape(group)}}}" for group, indices in groups)
+        spans = " & ".join(
+            rf"\multicolumn{{{len(indices)}}}{{{'rc'[len(indices) > 1]}}}{{{escape(group)}}}"
+            for group, indices in groups
+        )
         rules = " ".join(rf"\cmidrule(lr){{{ix[0] + 2}-{ix[-1] + 2}}}" for group, ix in groups if group)
         lines += [rf" & {spans} \\", rules]
     heads = [escape(column.text) + _marks(column.marks) for column in table.columns]
@@ -175,7 +184,7 @@ def _body(table: Table, kind: str) -> list[str]:
         if grouped:
             lines += [r"\addlinespace"] * bool(number)
             span = len(table.columns) + 1
-            lines.append(rf"\multicolumn{{{span}}}{{l}}{{\textit{{{escape(group or '–')}}}}} \\")
+            lines.append(rf"\multicolumn{{{span}}}{{@{{}}l}}{{\textit{{{escape(group or '–')}}}}} \\")
         for i in indices:
             cells = [_cell(cell) if kind == "r" else _aligned(cell) for cell in table.cells[i]]
             lines.append(" & ".join([_label(table.rows[i]), *cells]) + r" \\")

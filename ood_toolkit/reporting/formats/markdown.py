@@ -30,8 +30,8 @@ def _table(table: Table) -> str:
     caption = sentences(*map(escape, table.caption), legend)
     caption = "\\" + caption if caption[:1] in "#+-=" else caption  # else it would open a heading or a list
     parts = [f"**{escape(table.title)}**", "\n".join(lines), caption]
-    if table.notes:
-        parts.append("<br>\n".join(f"<sup>{mark}</sup> {escape(text)}" for mark, text in table.notes))
+    parts.append("<br>\n".join(f"<sup>{mark}</sup> {escape(text)}" for mark, text in table.notes))
+    parts.append(sentences(*map(escape, table.conventions)))
     return "\n\n".join(part for part in parts if part)
 
 

@@ -43,7 +43,9 @@ def _show(console: "Console", table: Table) -> None:
             console.print(line, soft_wrap=True)
         console.print()
     # colour and underline do not survive a pipe, so only a terminal is told what they mean
-    console.print(Text(sentences(*table.caption, table.legend if console.is_terminal else ""), style="dim"))
+    console.print(
+        Text(sentences(*table.caption, *table.conventions, table.legend if console.is_terminal else ""), style="dim")
+    )
     for mark, text in table.notes:
         console.print(Text(f"({mark}) {text}", style="dim"))
 

@@ -42,11 +42,14 @@ def _table(table: Table) -> str:
             lines.append(f"      table.cell(colspan: {len(table.columns) + 1}, emph({literal(group or '–')})),")
         lines += [f"      {_header(table.rows[i])}, {', '.join(map(_cell, table.cells[i]))}," for i in indices]
     lines += ["      table.hline(stroke: 0.8pt),", "    )"]
-    lines += [
-        f"    text(size: 0.8em, super({literal(mark)}) + {literal(' ' + text)})\n    linebreak()"
-        for mark, text in table.notes
-    ]
+    lines += [_note(f"super({literal(mark)}) + {literal(' ' + text)}") for mark, text in table.notes]
+    if table.conventions:
+        lines.append(_note(literal(sentences(*table.conventions))))
     return "\n".join([*lines, "  },", f") <{re.sub(r'[^A-Za-z0-9_:.-]', '-', table.label)}>", ""])
+
+
+def _note(content: str) -> str:
+    return f"    align(left, text(size: 0.8em, {content}))"
 
 
 def _caption(table: Table) -> str:
