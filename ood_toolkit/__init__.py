@@ -45,5 +45,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     import importlib
 
-    methods = {n for room in _METHOD_ROOMS for n in vars(importlib.import_module(f"ood_toolkit.{room}")) if n[0].isupper()}
+    methods = {
+        n for room in _METHOD_ROOMS for n in vars(importlib.import_module(f"ood_toolkit.{room}")) if n[0].isupper()
+    }
     return sorted({*globals(), *_HOMES, *_ROOMS, *methods})

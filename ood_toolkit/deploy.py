@@ -94,7 +94,9 @@ class GuardedClassifier(nn.Module):
         rank = math.ceil((len(scores) + 1) * (1 - false_alarm_rate) - 1e-9)
         if rank > len(scores):
             needed = math.ceil(1 / false_alarm_rate) - 1
-            raise ValueError(f"a false-alarm rate of {false_alarm_rate} needs {needed} held-out rows, got {len(scores)}")
+            raise ValueError(
+                f"a false-alarm rate of {false_alarm_rate} needs {needed} held-out rows, got {len(scores)}"
+            )
         self.threshold = scores.double().kthvalue(rank).values.to(self.threshold.device)
         return self
 

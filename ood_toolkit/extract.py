@@ -160,7 +160,9 @@ class Extractor:
                 unreadable |= batch.unreadable
                 if batch.rows:
                     for group in parts:
-                        parts[group].append((batch.rows, self._columns(group, groups[group], classifier, batch, images)))
+                        parts[group].append(
+                            (batch.rows, self._columns(group, groups[group], classifier, batch, images))
+                        )
                 done += len(batch.rows) + len(batch.unreadable)
                 self.progress(done, total, images.name)
             for group, pieces in parts.items():

@@ -226,6 +226,19 @@ class Outputs:
             taps=self.taps,
         )
 
+    def with_labels(self, labels: Int[Tensor, " N"]) -> "Outputs":
+        """The same rows under other labels."""
+        made = Outputs._trusted(**{**vars(self), "labels": labels.to(self.labels.device)})
+        made._check_shapes()
+        return made
+
+    def with_taps(self, taps: Mapping[str, Tensor]) -> "Outputs":
+        """The same rows with these taps beside those they have."""
+        more = {name: full_precision(tap) for name, tap in taps.items()}
+        made = Outputs._trusted(**{**vars(self), "taps": {**self.taps, **more}})
+        made._check_shapes()
+        return made
+
     def to(self, *args: object, **kwargs: object) -> "Outputs":
         """Moves to a device or casts the floating-point fields, with the arguments of `torch.Tensor.to`."""
 

@@ -27,8 +27,9 @@ def calibrator_classes() -> dict[str, type[Calibrator]]:
 
 
 def ensemble_classes() -> dict[str, type[EnsemblePool]]:
-    """Every registered way to pool an ensemble, by name."""
-    return dict(sorted(_members(calibrators, EnsemblePool).items()))
+    """Every registered way to pool an ensemble, by name; the mean of probabilities, the usual one, comes first."""
+    found = _members(calibrators, EnsemblePool)
+    return dict(sorted(found.items(), key=lambda item: (item[0] != "mean_probability", item[0])))
 
 
 def build_detector(spec: str) -> AnyDetector:

@@ -15,6 +15,12 @@ from ood_toolkit.outputs import Outputs, full_precision
 _CHUNK_NUMBERS = 1 << 24
 """Upper bound for the numbers in one temporary block: 64 MiB of float32, 128 MiB of float64."""
 
+_BANK_ROWS = 8192
+"""Bank rows that one matrix product of `nearest` compares."""
+
+_CANCELLED = 1e-2
+"""Below this fraction of ‖a‖², a squared distance in float32 from ‖a‖² + ‖b‖² − 2ab may be off by more than 1e-5."""
+
 _HISTOGRAM_BINS = 1 << 20
 """Upper bound for the bins of one histogram over all columns, and for the numbers counted at once: fits a cache."""
 
@@ -85,6 +91,11 @@ def moments(
     )
 
 
+def one_group(outputs: Outputs) -> Int[Tensor, " N"]:
+    """All rows in one group, whatever their label: `moments(train, groups=one_group)` counts every row."""
+    return torch.zeros(len(outputs), dtype=torch.int64, device=outputs.features.device)
+
+
 def present_classes(counts: Int[Tensor, " C"], absent: str) -> Int[Tensor, " K"]:
     """The classes with a training row, or an error that names those without one.
 
@@ -121,13 +132,44 @@ def whitening(covariance: Float[Tensor, "D D"], ridge: float = 0.0) -> Float[Ten
     return vectors[:, keep] * values[keep].rsqrt()
 
 
+def principal_axes(covariance: Float[Tensor, "D D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
+    """Variances, largest first and none below 0, and the orthonormal directions (columns) that have them."""
+    values, vectors = torch.linalg.eigh(covariance.double())
+    return values.flip(0).clamp_min(0.0), vectors.flip(1)
+
+
+def components_for(variances: Float[Tensor, " D"], share: float) -> int:
+    """The fewest leading components that hold at least `share` of the variance, at least 1."""
+    cumulated = variances.cumsum(0) / variances.sum()
+    # a share of 1 must not ask for more components than there are because of rounding
+    return min(int((cumulated < share).sum()) + 1, len(variances))
+
+
 def squared_distances(rows: Float[Tensor, "N R"], points: Float[Tensor, "K R"]) -> Float[Tensor, "N K"]:
     """Squared Euclidean distances by one matrix product, clamped at 0.
 
-    ‖a‖² + ‖b‖² − 2ab cancels when a and b are close and far from 0: centre both first.
+    ‖a‖² + ‖b‖² − 2ab cancels when a and b are close and far from 0: centre both first, or measure the few that
+    matter again, as `nearest` and `nearest_point` do.
     """
     squares = rows.square().sum(dim=1, keepdim=True) + points.square().sum(dim=1)
-    return squares.addmm(rows, points.T, alpha=-2.0).clamp_min(0.0)
+    return squares.addmm_(rows, points.T, alpha=-2.0).clamp_min_(0.0)
+
+
+def nearest_point(
+    rows: Float[Tensor, "N R"], points: Float[Tensor, "K R"]
+) -> tuple[Float[Tensor, " N"], Int[Tensor, " N"]]:
+    """Squared distance of every row to the nearest of a few points, free of cancellation, and the point's number.
+
+    A float32 matrix product finds the nearest; its distance is then measured again as ‖a − b‖² in the dtype given.
+    """
+    halves = (0.5 * points.square().sum(dim=1)).float()
+    directions = points.float().T
+    number = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    chunks = row_chunks(len(rows), len(points))
+    for start in chunks:
+        block = rows[start : start + chunks.step].float()
+        number[start : start + chunks.step] = torch.addmm(halves, block, directions, alpha=-1.0).argmin(dim=1)
+    return (rows - points[number]).square().sum(dim=1), number
 
 
 def row_chunks(rows: int, columns: int) -> range:
@@ -148,22 +190,34 @@ def nearest(
     """
     if not 1 <= k <= len(bank):
         raise ValueError(f"k must lie between 1 and the {len(bank)} bank rows, got {k}")
-    values, indices = [], []
-    for start in row_chunks(len(queries), min(len(bank), 8192)):
-        block = queries[start : start + row_chunks(len(queries), min(len(bank), 8192)).step]
-        best = bank_rows = None
-        for offset in range(0, len(bank), 8192):
-            part = bank[offset : offset + 8192].to(block.dtype)
-            near = block @ part.T if largest_product else -squared_distances(block, part)
-            top, where = near.topk(min(k, near.shape[1]), dim=1)
-            where = where + offset
-            if best is not None and bank_rows is not None:
-                top, order = torch.cat([best, top], dim=1).topk(min(k, best.shape[1] + top.shape[1]), dim=1)
-                where = torch.cat([bank_rows, where], dim=1).gather(1, order)
-            best, bank_rows = top, where
-        values.append(best if largest_product else -best)  # pyright: ignore
-        indices.append(bank_rows)
+    values, indices = [queries.new_zeros(0, k)], [queries.new_zeros(0, k, dtype=torch.int64)]
+    chunks = row_chunks(len(queries), min(len(bank), _BANK_ROWS))
+    for start in chunks:
+        block = queries[start : start + chunks.step]
+        best = block.new_zeros(len(block), 0)
+        where = torch.zeros(len(block), 0, dtype=torch.int64, device=block.device)
+        for offset in range(0, len(bank), _BANK_ROWS):
+            part = bank[offset : offset + _BANK_ROWS].to(block)
+            near = block @ part.T if largest_product else squared_distances(block, part).neg_()
+            top, position = near.topk(min(k, near.shape[1]), dim=1)
+            best, order = torch.cat([best, top], dim=1).topk(min(k, best.shape[1] + top.shape[1]), dim=1)
+            where = torch.cat([where, position + offset], dim=1).gather(1, order)
+        if not largest_product:
+            best, order = _measured_again(block, bank, best.neg_(), where).sort(dim=1)
+            where = where.gather(1, order)
+        values.append(best)
+        indices.append(where)
     return torch.cat(values), torch.cat(indices)
+
+
+def _measured_again(queries: Tensor, bank: Tensor, squared: Tensor, where: Tensor) -> Tensor:
+    """The squared distances, those that lost digits to cancellation computed as ‖a − b‖²."""
+    size = queries.square().sum(dim=1, keepdim=True)
+    row, rank = (squared < _CANCELLED * size).nonzero(as_tuple=True)
+    for part in torch.arange(len(row), device=row.device).split(max(1, _CHUNK_NUMBERS // queries.shape[1])):
+        i, j = row[part], rank[part]
+        squared[i, j] = (queries[i] - bank[where[i, j]].to(queries)).square().sum(dim=1)
+    return squared
 
 
 def quantile(

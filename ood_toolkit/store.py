@@ -120,7 +120,8 @@ class Store:
             journal = json.loads(file.read_text(encoding="utf-8"))
             nothing_readable = len(journal["unreadable"]) == len(shard.rows)
             whole = (nothing_readable or set(journal["crc32"]) == set(columns)) and all(
-                zlib.crc32(_bytes(columns[name][shard.start : shard.stop])) == crc for name, crc in journal["crc32"].items()
+                zlib.crc32(_bytes(columns[name][shard.start : shard.stop])) == crc
+                for name, crc in journal["crc32"].items()
             )
             if not whole:
                 file.unlink()
@@ -137,7 +138,9 @@ class Store:
         needed = sum(self.rows * values[:1].numel() * values.element_size() for values in columns.values())
         free = shutil.disk_usage(self.path).free
         if needed > free:
-            raise ValueError(f"store {self.path} needs {needed / 1e9:.1f} GB, but the disk has {free / 1e9:.1f} GB free")
+            raise ValueError(
+                f"store {self.path} needs {needed / 1e9:.1f} GB, but the disk has {free / 1e9:.1f} GB free"
+            )
         for name, values in columns.items():
             with (self.path / f"{name}.bin").open("ab") as file:
                 file.truncate(self.rows * values[:1].numel() * values.element_size())

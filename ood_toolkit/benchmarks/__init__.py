@@ -1,1 +1,1 @@
-"""."""
+"""Suites and the runner that scores every method on them."""

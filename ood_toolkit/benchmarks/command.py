@@ -1,0 +1,223 @@
+"""From the user's choices to a finished run: everything is checked before the long part starts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from ood_toolkit.benchmarks.digits import digits_classifier, digits_suite
+from ood_toolkit.benchmarks.folders import Folders
+from ood_toolkit.benchmarks.measure import Bootstrap
+from ood_toolkit.benchmarks.methods import Method, parse_calibrators, parse_detectors
+from ood_toolkit.benchmarks.results import RunFolder, require_writable
+from ood_toolkit.benchmarks.runner import Runner, Settings
+from ood_toolkit.benchmarks.suite import Suite
+from ood_toolkit.calibrators import EnsemblePool
+from ood_toolkit.extract import Extractor, Progress, silent
+from ood_toolkit.models import LoadedClassifier, load_classifier
+from ood_toolkit.registry import build_ensemble, ensemble_classes, split_specs
+
+SUITES = ("digits", "folders")
+_DIGITS_MEMBERS = 3
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What the user asked for, as the command line has it; see `ood-bench --help` for each."""
+
+    suite: str
+    detectors: str
+    calibrators: str
+    ensemble: str
+    models: Sequence[str]
+    checkpoints: Sequence[Path]
+    pretrained: bool
+    transform: str
+    head: str
+    folders: Mapping[str, Path]
+    ood: Sequence[str]
+    fit_fraction: float
+    calibrate_fraction: float
+    absent_classes: str
+    device: str
+    amp: str
+    dtype: str
+    batch_size: int
+    workers: int
+    seed: int
+    resamples: int
+    out: Path
+    cache: Path
+    strict: bool
+
+
+def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, progress: Progress = silent) -> RunFolder:
+    """Runs what was chosen and returns the folder with the results; the tables are the caller's to render.
+
+    Raises:
+        ValueError: in one line, whatever is wrong with the choices or the data.
+    """
+    if choices.suite not in SUITES:
+        raise ValueError(f"no suite is named {choices.suite!r}; known: {', '.join(SUITES)}")
+    methods = [_absent(method, choices.absent_classes) for method in parse_detectors(choices.detectors)]
+    calibrators = parse_calibrators(choices.calibrators)
+    pools = _pools(choices.ensemble)
+    device = _device(choices.device)
+    extractor = Extractor(
+        cache=choices.cache,
+        batch_size=choices.batch_size,
+        workers=_workers(choices.workers, device),
+        dtype=_known(choices.dtype, _DTYPES, "--dtype"),
+        strict=choices.strict,
+        progress=progress,
+    )
+    require_writable(choices.cache)
+    require_writable(choices.out)
+    taps = tuple(sorted({tap for method in methods for tap in method.detector.taps}))
+    if choices.suite == "digits":
+        suite, models, members = _digits(choices, device, taps)
+    else:
+        suite, models, members = *_folders(choices, device, taps), []
+    facts = {
+        "suite": suite.name,
+        "protocol": suite.protocol,
+        "caption": suite.caption,
+        "choices": asdict(choices),
+        "device": device,
+        "parts": {part.name: part.description for part in suite.parts},
+        "models": {
+            model.spec: {"weights": model.classifier.fingerprint(), "preprocessing": model.preprocessing}
+            for model in (*models, *members)
+        },
+        "detectors": {method.spec: repr(method.detector) for method in methods},
+        "calibrators": {calibrator.spec: repr(calibrator) for calibrator in calibrators},
+    }
+    folder = RunFolder(choices.out, facts)
+    settings = Settings(
+        models=models,
+        members=members,
+        methods=methods,
+        calibrators=calibrators,
+        pools=pools,
+        extractor=extractor,
+        bootstrap=Bootstrap(resamples=choices.resamples, seed=choices.seed),
+        seed=choices.seed,
+        device=device,
+        say=say,
+    )
+    with folder.stage("total"):
+        Runner(suite, settings, folder).run()
+    return folder
+
+
+def _digits(
+    choices: Choices, device: str, taps: Sequence[str]
+) -> tuple[Suite, list[LoadedClassifier], list[LoadedClassifier]]:
+    """The suite, the network that is scored, and the further seeds that only join the ensemble."""
+    if choices.models or choices.checkpoints or choices.folders or choices.ood:
+        raise ValueError("the digits suite brings its own images and networks; for yours, use --suite folders")
+    count = _DIGITS_MEMBERS if _pools(choices.ensemble) else 1
+    networks = [digits_classifier(choices.seed + number, taps if number == 0 else ()) for number in range(count)]
+    for network in networks:
+        network.classifier.to(device)
+    return digits_suite(), networks[:1], networks[1:]
+
+
+def _folders(choices: Choices, device: str, taps: Sequence[str]) -> tuple[Suite, list[LoadedClassifier]]:
+    if "id" not in choices.folders:
+        raise ValueError("the folders suite needs --id DIR with in-distribution images")
+    if not choices.models:
+        raise ValueError(
+            "the folders suite needs --model, e.g. --model timm:resnet50 or --model demo:efficientnet_lite0"
+        )
+    if choices.checkpoints and len(choices.checkpoints) != len(choices.models):
+        raise ValueError(f"{len(choices.models)} --model need as many --checkpoint, got {len(choices.checkpoints)}")
+    folders = Folders(
+        id=choices.folders["id"],
+        ood=_named_folders(choices.ood),
+        fit=choices.folders.get("fit"),
+        calibrate=choices.folders.get("calibrate"),
+        labels=choices.folders.get("labels"),
+        fit_fraction=choices.fit_fraction,
+        calibrate_fraction=choices.calibrate_fraction,
+        seed=choices.seed,
+    )
+    folders.require()
+    amp = _amp(choices.amp, device)
+    models = [
+        load_classifier(
+            spec,
+            pretrained=choices.pretrained,
+            checkpoint=choices.checkpoints[number] if choices.checkpoints else None,
+            device=device,
+            transform=choices.transform,  # pyright: ignore[reportArgumentType]  # checked there
+            head=choices.head or None,
+            taps=taps,
+            amp=amp,
+        )
+        for number, spec in enumerate(choices.models)
+    ]
+    classes = {model.spec: model.classifier.head.weight.shape[0] for model in models}
+    if len(set(classes.values())) > 1:
+        raise ValueError(f"the models must know the same classes, but have {classes}")
+    return folders.suite(classes[models[0].spec], models[0].class_names), models
+
+
+def _named_folders(texts: Sequence[str]) -> dict[str, Path]:
+    named = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or not name or not path:
+            raise ValueError(f"cannot read --ood {text!r}; write NAME=DIR")
+        if name in named:
+            raise ValueError(f"--ood names {name!r} twice")
+        named[name] = Path(path)
+    return named
+
+
+def _absent(method: Method, absent: str) -> Method:
+    """The method with the user's rule for classes that have no training row, where it has such a rule."""
+    if absent not in ("error", "skip"):
+        raise ValueError(f"--absent-classes must be error or skip, got {absent!r}")
+    parameters = method.detector.hyperparameters
+    if "absent" not in parameters or parameters["absent"] == absent or method.chosen:
+        return method
+    return Method(type(method.detector)(**{**parameters, "absent": absent}), method.calibrator, method.chosen)
+
+
+def _pools(text: str) -> list[EnsemblePool]:
+    if text == "none":
+        return []
+    names = list(ensemble_classes()) if text == "all" else split_specs(text)
+    return [build_ensemble(name) for name in names]
+
+
+def _device(text: str) -> str:
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {text!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return text
+
+
+def _amp(text: str, device: str) -> torch.dtype | None:
+    if text == "off" or (text == "auto" and not device.startswith("cuda")):
+        return None
+    return torch.bfloat16 if text == "auto" else _known(text, _DTYPES, "--amp")
+
+
+def _workers(count: int, device: str) -> int:
+    if count >= 0:
+        return count
+    cores = torch.get_num_threads()
+    return min(16, 2 * cores) if device.startswith("cuda") else min(4, cores // 2)
+
+
+def _known(text: str, table: Mapping[str, torch.dtype], option: str) -> torch.dtype:
+    if text not in table:
+        raise ValueError(f"{option} must be one of {', '.join(table)}; got {text!r}")
+    return table[text]

@@ -1,0 +1,118 @@
+"""The user's own images: folders in, a suite out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ood_toolkit.benchmarks.suite import Part, Suite, Task
+from ood_toolkit.datasets import FolderImages
+from ood_toolkit.datasets.images import imagenet_class_index, labels_from_file, labels_from_folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folders:
+    """Where the images of a `folders` suite are.
+
+    Args:
+        id: in-distribution images: one folder per class, or any folder with `labels`.
+        ood: out-of-distribution folders, by name.
+        fit: images for fitting detectors (class folders, or listed in `labels`); else a fraction of `id`.
+        calibrate: images for fitting calibrators, likewise.
+        labels: file of image path and class, for `id`; by default class folders.
+        fit_fraction: share of `id` that detectors are fitted on, where `fit` is not given.
+        calibrate_fraction: share of `id` for calibrators, where `calibrate` is not given.
+        seed: of the split.
+    """
+
+    id: Path
+    ood: Mapping[str, Path] = field(default_factory=dict)
+    fit: Path | None = None
+    calibrate: Path | None = None
+    labels: Path | None = None
+    fit_fraction: float = 0.3
+    calibrate_fraction: float = 0.2
+    seed: int = 0
+
+    def require(self) -> None:
+        """Raises ValueError for a folder that is missing or empty, before a model is loaded."""
+        for folder in (self.id, self.fit, self.calibrate, *self.ood.values()):
+            if folder is not None:
+                FolderImages(folder)
+        if self.labels is not None and not self.labels.is_file():
+            raise ValueError(f"labels file {str(self.labels)!r} does not exist")
+
+    def suite(self, classes: int, class_names: tuple[str, ...] | None) -> Suite:
+        """The suite, for a model with this many classes.
+
+        Raises:
+            ValueError: a folder is missing or empty, labels do not match, or fractions leave nothing to score.
+        """
+        index = self._class_index(classes, class_names)
+        images = self._labelled(self.id, self.labels, index, classes, "id")
+        fit_rows, calibrate_rows, test_rows = self._split(len(images))
+        test = Part("id", images, test_rows, f"what the seeded split (seed {self.seed}) leaves")
+        fit = self._learned(self.fit, "fit", images, fit_rows, self.fit_fraction, index, classes)
+        calibration = self._learned(
+            self.calibrate, "calibration", images, calibrate_rows, self.calibrate_fraction, index, classes
+        )
+        tasks = [Task("misclassification", "id", test)]
+        tasks += [
+            Task("anomaly", name, test, Part(name, FolderImages(path, name=name))) for name, path in self.ood.items()
+        ]
+        tasks.append(Task("calibration", "id", test))
+        caption = (
+            f"In-distribution images from {self.id.name}, out-of-distribution from {', '.join(self.ood) or 'none'}."
+        )
+        return Suite(name="folders", caption=caption, tasks=tasks, fit=fit, calibration=calibration)
+
+    def _split(self, total: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Disjoint row numbers for fit, calibration and test, each in ascending order."""
+        shares = {"--fit-fraction": self.fit_fraction, "--calibrate-fraction": self.calibrate_fraction}
+        for option, share in shares.items():
+            if not 0 <= share < 1:
+                raise ValueError(f"{option} must lie in [0, 1), got {share}")
+        fit = 0 if self.fit else round(self.fit_fraction * total)
+        calibrate = 0 if self.calibrate else round(self.calibrate_fraction * total)
+        if fit + calibrate >= total:
+            raise ValueError(
+                f"of {total} ID images {fit} would go to fitting and {calibrate} to calibration, which leaves none to "
+                "score; lower --fit-fraction or --calibrate-fraction, or give --fit and --calibrate folders"
+            )
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(self.seed))
+        parts = order.split([fit, calibrate, total - fit - calibrate])
+        return tuple(part.sort().values for part in parts)  # pyright: ignore
+
+    def _learned(
+        self,
+        folder: Path | None,
+        name: str,
+        images: FolderImages,
+        rows: Tensor,
+        share: float,
+        index: Mapping[str, int],
+        classes: int,
+    ) -> Part | None:
+        if folder is not None:
+            return Part(name, self._labelled(folder, None, index, classes, name), None, f"all of {folder.name}")
+        if not len(rows):
+            return None
+        return Part(name, images, rows, f"{share:.0%} of ID, seed {self.seed}, never scored")
+
+    def _labelled(
+        self, root: Path, labels: Path | None, index: Mapping[str, int], classes: int, name: str
+    ) -> FolderImages:
+        found = labels_from_file(labels, root, index) if labels else labels_from_folders(root, index, classes)
+        outside = {file: label for file, label in found.items() if not 0 <= label < classes}
+        if outside:
+            file, label = next(iter(outside.items()))
+            raise ValueError(
+                f"{len(outside)} labels lie outside the model's {classes} classes, first {label} for {file!r}"
+            )
+        return FolderImages(root, name=name, labels=found)
+
+    def _class_index(self, classes: int, class_names: tuple[str, ...] | None) -> dict[str, int]:
+        index = {name: position for position, name in enumerate(class_names or ())}
+        return {**imagenet_class_index(), **index} if classes == 1000 else index

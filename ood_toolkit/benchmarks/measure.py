@@ -1,0 +1,112 @@
+"""The metrics of a table row, each with its interval, or with the reason why it has no value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ood_toolkit import metrics
+from ood_toolkit.metrics import UndefinedMetricError
+from ood_toolkit.metrics.bootstrap import Interval, intervals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bootstrap:
+    """How intervals are made.
+
+    Args:
+        resamples: how many; 0 for none.
+        level: coverage, in (0, 1).
+        seed: of the resamples.
+    """
+
+    resamples: int = 1000
+    level: float = 0.95
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A number with its interval, or the reason why there is none."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+
+
+_ANOMALY = {
+    "auroc": "auroc",
+    "aupr": "aupr",
+    "aupr_id": "aupr_id",
+    "fpr95": "fpr_at_tpr",
+    "fpr95_id": "fpr_at_tpr_id_positive",
+}
+_MISCLASSIFICATION = {
+    "auroc": "auroc",
+    "aupr_error": "aupr",
+    "aupr_success": "aupr_id",
+    "fpr95": "fpr_at_tpr",
+    "aurc": "aurc",
+    "e_aurc": "e_aurc",
+    "augrc": "augrc",
+}
+
+
+def anomaly(id_scores: Tensor, ood_scores: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
+    """Every metric of anomaly detection; OOD is the positive class."""
+    return _ranked(_ANOMALY, id_scores, ood_scores, bootstrap)
+
+
+def misclassification(right_scores: Tensor, wrong_scores: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
+    """Every metric of misclassification detection; a wrong prediction is the positive class."""
+    return _ranked(_MISCLASSIFICATION, right_scores, wrong_scores, bootstrap)
+
+
+def calibration(log_probabilities: Tensor, labels: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
+    """Every metric of calibration and accuracy, over labelled rows."""
+    probabilities = log_probabilities.double().exp()
+    probabilities = probabilities / probabilities.sum(dim=1, keepdim=True)
+    confidence, correct = metrics.top_label(probabilities, labels)
+    found = {
+        "accuracy": metrics.accuracy(probabilities, labels),
+        "accuracy5": metrics.top_k_accuracy(probabilities, labels, k=5),
+        "ece": metrics.ece(confidence, correct),
+        "rms": metrics.rms_calibration_error(confidence, correct),
+        "nll": metrics.nll_from_log(log_probabilities, labels),
+        "brier": metrics.brier(probabilities, labels),
+        "aurra": metrics.aurra(-confidence[correct], -confidence[~correct]),
+    }
+    cells = {name: Cell(value=value) for name, value in found.items()}
+    try:
+        cells["rms_official"] = Cell(value=metrics.rms_calibration_error_official(confidence, correct))
+    except UndefinedMetricError as error:
+        cells["rms_official"] = Cell(reason=str(error))
+    return cells
+
+
+def _ranked(names: Mapping[str, str], negatives: Tensor, positives: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
+    """Cells by our key; `names` maps it to the metric's function. One undefined metric does not take the others."""
+    cells = {}
+    defined = {}
+    for key, name in names.items():
+        try:
+            cells[key] = Cell(value=getattr(metrics, name)(negatives, positives))
+            defined[key] = name
+        except UndefinedMetricError as error:
+            cells[key] = Cell(reason=str(error))
+    if bootstrap.resamples and defined:
+        found = intervals(
+            list(defined.values()),
+            negatives,
+            positives,
+            resamples=bootstrap.resamples,
+            level=bootstrap.level,
+            seed=bootstrap.seed,
+        )
+        cells |= {key: _cell(found[name]) for key, name in defined.items()}
+    return cells
+
+
+def _cell(interval: Interval) -> Cell:
+    return Cell(value=float(interval.value), low=float(interval.low), high=float(interval.high))

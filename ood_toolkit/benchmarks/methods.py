@@ -1,0 +1,105 @@
+"""What the command line calls a method: a detector, maybe on calibrated logits, maybe with a rectifier before it."""
+
+from dataclasses import dataclass
+
+from ood_toolkit.calibrators import Calibrator
+from ood_toolkit.detectors import Detector, LiveDetector
+from ood_toolkit.registry import (
+    AnyDetector,
+    build_calibrator,
+    build_detector,
+    calibrator_classes,
+    detector_classes,
+    parse,
+    split_composition,
+    split_specs,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """A detector to score, on plain or on calibrated logits.
+
+    Args:
+        detector: unfitted.
+        calibrator: unfitted, or None for plain logits.
+        chosen: the user named it, so that a failure is an error; otherwise it came with "all".
+    """
+
+    detector: AnyDetector
+    calibrator: Calibrator | None = None
+    chosen: bool = True
+
+    @property
+    def spec(self) -> str:
+        """As the command line takes it."""
+        prefix = f"{self.calibrator.spec}+" if self.calibrator else ""
+        return prefix + self.detector.spec
+
+
+def parse_detectors(text: str) -> list[Method]:
+    """Methods from a comma-separated list of specs; "all" stands for every registered detector.
+
+    `temperature+msp` scores calibrated logits; `react+gen` gives a rectifier another head score than its paper's.
+
+    Raises:
+        ValueError: an unknown name, a wrong argument, or a composition that means nothing.
+    """
+    methods: dict[str, Method] = {}
+    for spec in split_specs(text):
+        found = (
+            [Method(build_detector(name), chosen=False) for name in detector_classes()]
+            if spec == "all"
+            else [_one(spec)]
+        )
+        for method in found:
+            # a method that is named beside "all" counts as named
+            if method.chosen or method.spec not in methods:
+                methods[method.spec] = method
+    return list(methods.values())
+
+
+def parse_calibrators(text: str) -> list[Calibrator]:
+    """Calibrators from a comma-separated list; "all" stands for every registered one. The plain softmax is first."""
+    found: dict[str, Calibrator] = {"none": build_calibrator("none")}
+    for spec in split_specs(text):
+        names = list(calibrator_classes()) if spec == "all" else [spec]
+        for calibrator in map(build_calibrator, names):
+            found.setdefault(calibrator.spec, calibrator)
+    return list(found.values())
+
+
+def _one(spec: str) -> Method:
+    parts = split_composition(spec)
+    if len(parts) == 1:
+        return Method(build_detector(spec))
+    first, rest = parts[0], "+".join(parts[1:])
+    if parse(first)[0] in calibrator_classes() or first.startswith("netcal:"):
+        method = _one(rest)
+        if method.calibrator:
+            raise ValueError(f"{spec!r} names two calibrators; one is enough")
+        require_logits_only(method.detector, spec)
+        return Method(method.detector, build_calibrator(first))
+    rectifier = build_detector(first)
+    parameter = getattr(rectifier, "head_score_parameter", "")
+    if not parameter or len(parts) > 2:
+        raise ValueError(
+            f"{spec!r}: {first!r} is neither a calibrator nor a rectifier, so nothing can be composed with it"
+        )
+    changed = {**rectifier.hyperparameters, parameter: parts[1]}
+    return Method(type(rectifier)(**changed))
+
+
+def require_logits_only(detector: AnyDetector, spec: str) -> None:
+    """Raises ValueError if calibrated logits would not reach the detector's score."""
+    if isinstance(detector, LiveDetector) or detector.reads != frozenset({"logits"}) or detector.taps:
+        fields = ", ".join(sorted(detector.reads | set(detector.taps)))
+        raise ValueError(
+            f"{spec!r}: {detector.spec} reads {fields}, which calibration does not change; "
+            "compose calibrators with detectors that read only logits"
+        )
+
+
+def logits_only(detector: AnyDetector, taps: frozenset[str] = frozenset()) -> bool:
+    """Whether a detector can score logits without a model behind them (an ensemble's), given these taps."""
+    return isinstance(detector, Detector) and detector.reads == frozenset({"logits"}) and set(detector.taps) <= taps

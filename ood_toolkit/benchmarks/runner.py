@@ -1,0 +1,285 @@
+"""Runs a suite: one forward pass per model and image, then every detector and calibrator on what it left behind."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ood_toolkit.benchmarks.measure import Bootstrap
+from ood_toolkit.benchmarks.methods import Method, logits_only
+from ood_toolkit.benchmarks.recording import Recorder, Row
+from ood_toolkit.benchmarks.results import RunFolder
+from ood_toolkit.benchmarks.suite import ClassMask, Suite
+from ood_toolkit.calibrators import Calibrator, EnsemblePool
+from ood_toolkit.datasets import ImageSet
+from ood_toolkit.detectors import Detector, LiveDetector
+from ood_toolkit.extract import Extracted, Extractor
+from ood_toolkit.models import LoadedClassifier
+from ood_toolkit.outputs import UNKNOWN, Outputs
+
+MEMBER_TAP = "member_logits"
+"""The tap that only an ensemble's outputs have: (N, M, C)."""
+
+Parts = Mapping[str, Outputs]
+Scores = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What to run on a suite.
+
+    Args:
+        models: scored one by one, in the order of the tables.
+        members: further models that are only members of the ensemble.
+        methods: detectors.
+        calibrators: the plain softmax among them.
+        pools: ways to pool models and members into an ensemble; detectors see the first one.
+        extractor: how images go through the models.
+        bootstrap: resamples, level and seed of the intervals.
+        seed: of the run.
+        device: where detectors compute.
+        say: told what happens, line by line.
+    """
+
+    models: Sequence[LoadedClassifier]
+    methods: Sequence[Method]
+    calibrators: Sequence[Calibrator]
+    extractor: Extractor
+    bootstrap: Bootstrap
+    members: Sequence[LoadedClassifier] = ()
+    pools: Sequence[EnsemblePool] = ()
+    seed: int = 0
+    device: str = "cpu"
+    say: Callable[[str], None] = lambda text: None
+
+
+class Runner:
+    """One run of one suite.
+
+    Args:
+        suite: what to score.
+        settings: with what.
+        folder: where the results go, as they come.
+    """
+
+    def __init__(self, suite: Suite, settings: Settings, folder: RunFolder) -> None:
+        self.suite = suite
+        self.settings = settings
+        self.folder = folder
+        self.recorder = Recorder(suite, folder, settings.bootstrap, settings.seed)
+
+    def run(self) -> None:
+        """Scores every model, then their ensembles.
+
+        Raises:
+            ValueError: a method that the user named cannot be run; what was computed before it is kept.
+        """
+        members = []
+        for model in self.settings.models:
+            parts, live = self._see(model)
+            members.append(parts)
+            for mask in self._masks():
+                view = _masked(parts, mask)
+                self._calibrate(model, view, mask)
+                self._detect(model, view, mask, live)
+        if self.settings.pools:
+            members += [self._pass(model, ())[0] for model in self.settings.members]
+        if len(members) > 1:
+            for number, pool in enumerate(self.settings.pools):
+                for mask in self._masks():
+                    views = [_masked(parts, mask) for parts in members]
+                    self._ensemble(pool, views, mask, with_detectors=number == 0)
+        self.folder.save_scores()
+
+    def _see(self, model: LoadedClassifier) -> tuple[Parts, dict[str, Scores | str]]:
+        """Outputs of every part, and scores of live detectors by spec and part, or why there are none.
+
+        Live detectors that need no fitting share the one pass; the others need its outputs first.
+        """
+        detectors = [m.detector for m in self.settings.methods if isinstance(m.detector, LiveDetector)]
+        ready = [d for d in detectors if d.needs == "nothing"]
+        parts, live = self._pass(model, ready)
+        results: dict[str, Scores | str] = {**live}
+        fitted = []
+        for method in self.settings.methods:
+            detector = method.detector
+            if isinstance(detector, LiveDetector) and detector.needs != "nothing":
+                problem = self._fit(detector, parts)
+                if problem:
+                    results[method.spec] = self._refuse(method, problem)
+                else:
+                    fitted.append(detector)
+        if fitted:
+            results |= self._pass(model, fitted)[1]
+        return parts, results
+
+    def _pass(self, model: LoadedClassifier, live: Sequence[LiveDetector]) -> tuple[Parts, dict[str, Scores]]:
+        parts: dict[str, Outputs] = {}
+        scores: dict[str, Scores] = {detector.spec: {} for detector in live}
+        sets = {part.images.fingerprint: part.images for part in self.suite.parts}
+        for fingerprint, images in sets.items():
+            with self.folder.stage(f"extract {model.spec}"):
+                done = self.settings.extractor.extract(
+                    model.classifier, model.transform, model.preprocessing, images, live
+                )
+            self._report(model.spec, images, done)
+            position = torch.full((len(images),), -1, dtype=torch.int64)
+            position[done.rows] = torch.arange(len(done.rows))
+            for part in self.suite.parts:
+                if part.images.fingerprint != fingerprint:
+                    continue
+                rows = part.indices[position[part.indices] >= 0]
+                whole = part.rows is None or len(rows) == len(done.outputs)
+                # a whole set stays memory-mapped
+                seen = done.outputs if whole else done.outputs.rows(position[rows])
+                parts[part.name] = seen.with_labels(part.images.labels[rows])
+                self.folder.scores.ids.setdefault(part.name, [part.images.ids[row] for row in rows.tolist()])
+                self.folder.scores.roots.setdefault(part.name, str(getattr(part.images, "root", "")))
+                for spec, values in done.live.items():
+                    scores[spec][part.name] = values[position[rows]]
+        return parts, scores
+
+    def _report(self, model: str, images: ImageSet, done: Extracted) -> None:
+        if done.computed:
+            rate = done.computed / max(done.seconds, 1e-9)
+            text = f"{done.computed} images of {images.name} in {done.seconds:.1f} s ({rate:.0f} images/s)"
+        else:
+            text = f"{len(images)} images of {images.name} read from the store, no forward pass"
+        self.settings.say(f"{model}: {text}")
+        if done.unreadable:
+            self.folder.facts["unreadable"][images.name] = dict(done.unreadable)
+            name, why = next(iter(done.unreadable.items()))
+            self.settings.say(f"skipped {len(done.unreadable)} unreadable images of {images.name}, first {name}: {why}")
+
+    def _calibrate(self, model: LoadedClassifier, parts: Parts, mask: ClassMask | None) -> None:
+        for calibrator in self.settings.calibrators:
+            with self.folder.stage(f"calibrate {calibrator.name}"):
+                problem = self._fit_calibrator(calibrator, parts)
+                result: Scores | str = problem or {
+                    name: calibrator.log_probabilities(outputs.logits) for name, outputs in self._scored(parts).items()
+                }
+                row = Row(model.spec, calibrator.spec, calibrator.family, model.preprocessing)
+                self.recorder.calibrator(row, result, parts, mask)
+
+    def _fit_calibrator(self, calibrator: Calibrator, parts: Parts) -> str:
+        """Why the calibrator cannot be fitted, or ""."""
+        if calibrator.name == "none":
+            return ""
+        if self.suite.calibration is None:
+            return "needs calibration data; give --calibrate or --calibrate-fraction"
+        train = parts[self.suite.calibration.name]
+        known = train.labels != UNKNOWN
+        try:
+            calibrator.fit(train.logits[known], train.labels[known])
+        except ValueError as error:
+            self.settings.say(f"{calibrator.spec} left out: {error}")
+            return str(error)
+        return ""
+
+    def _detect(
+        self, model: LoadedClassifier, parts: Parts, mask: ClassMask | None, live: Mapping[str, Scores | str]
+    ) -> None:
+        available = frozenset(next(iter(parts.values())).taps)
+        for method in self.settings.methods:
+            missing = ", ".join(sorted(set(method.detector.taps) - available))
+            if missing and not method.chosen and not isinstance(method.detector, LiveDetector):
+                self.folder.facts["left_out"].setdefault(model.spec, {})[method.spec] = f"needs {missing}"
+                continue
+            with self.folder.stage(f"detect {method.spec}"):
+                if isinstance(method.detector, LiveDetector):
+                    result = live[method.spec]
+                    if mask is not None:
+                        result = self._refuse(method, "live detectors do not see a class mask yet")
+                elif missing:
+                    result = self._refuse(method, f"needs {missing}, which {model.spec} does not give")
+                else:
+                    result = self._scores(method, method.detector, parts)
+                scored = result if isinstance(result, str) else {name: result[name] for name in self._scored(parts)}
+                calibrator = method.calibrator.spec if method.calibrator else ""
+                row = Row(model.spec, method.spec, method.detector.family, model.preprocessing, calibrator)
+                self.recorder.detector(row, scored, parts, mask)
+
+    def _scores(self, method: Method, detector: Detector, parts: Parts) -> Scores | str:
+        """Scores of every scored part, or why there are none."""
+        if method.calibrator is not None:
+            calibrator = method.calibrator
+            problem = self._fit_calibrator(calibrator, parts)
+            if problem:
+                return self._refuse(method, problem)
+            parts = {n: Outputs.from_logits(calibrator.log_probabilities(o.logits), o.labels) for n, o in parts.items()}
+        problem = self._fit(detector, parts)
+        if problem:
+            return self._refuse(method, problem)
+        with torch.no_grad():
+            return {n: detector(outputs.to(self.settings.device)).cpu() for n, outputs in self._scored(parts).items()}
+
+    def _fit(self, detector: Detector | LiveDetector, parts: Parts) -> str:
+        """Why the detector cannot be fitted, or ""."""
+        if self.suite.fit is not None:
+            train = parts[self.suite.fit.name]
+            known = train.labels != UNKNOWN
+            train = train if bool(known.all()) else train.rows(known)
+        elif detector.needs == "train":
+            return "needs fit data; give --fit or --fit-fraction"
+        else:
+            train = next(iter(parts.values())).rows(slice(0, 0))
+        try:
+            with torch.no_grad():
+                detector.fit(train.to(self.settings.device))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _refuse(self, method: Method, reason: str) -> str:
+        """An error where the user asked for this detector by name; a row without numbers where it came with "all"."""
+        if method.chosen:
+            raise ValueError(f"{method.spec}: {reason}")
+        self.settings.say(f"{method.spec} left out: {reason}")
+        return reason
+
+    def _ensemble(
+        self, pool: EnsemblePool, members: Sequence[Parts], mask: ClassMask | None, *, with_detectors: bool
+    ) -> None:
+        models = [*self.settings.models, *self.settings.members]
+        name = f"ensemble[{', '.join(model.spec for model in models)}]"
+        transform = "; ".join(dict.fromkeys(model.preprocessing for model in models))
+        with self.folder.stage(f"ensemble {pool.name}"):
+            parts = self._pooled(pool, members)
+            result: Scores | str = {n: outputs.logits for n, outputs in self._scored(parts).items()}
+            self.recorder.calibrator(Row(name, pool.spec, pool.family, transform), result, parts, mask)
+        for method in self.settings.methods if with_detectors else ():
+            detector = method.detector
+            if isinstance(detector, Detector) and logits_only(detector, frozenset({MEMBER_TAP})):
+                with self.folder.stage(f"detect {method.spec}"):
+                    scores = self._scores(method, detector, parts)
+                    # what reads the members does not depend on how they are pooled
+                    spec = method.spec if MEMBER_TAP in detector.taps else f"{pool.spec}+{method.spec}"
+                    row = Row(name, spec, detector.family, transform, pool.spec)
+                    self.recorder.detector(row, scores, parts, mask)
+
+    def _pooled(self, pool: EnsemblePool, members: Sequence[Parts]) -> Parts:
+        """The ensemble's outputs: its log-probabilities as logits, its members as a tap."""
+        for part in self.suite.parts:
+            if len({len(view[part.name]) for view in members}) > 1:
+                raise ValueError(f"the members could read different numbers of images of {part.name!r}")
+        if self.suite.calibration is not None:
+            held_out = [view[self.suite.calibration.name] for view in members]
+            pool.fit(torch.stack([outputs.logits for outputs in held_out]), held_out[0].labels)
+        pooled = {}
+        for part in self.suite.parts:
+            logits = torch.stack([view[part.name].logits for view in members])
+            plain = Outputs.from_logits(pool(logits), members[0][part.name].labels)
+            pooled[part.name] = plain.with_taps({MEMBER_TAP: logits.transpose(0, 1)})
+        return pooled
+
+    def _masks(self) -> list[ClassMask | None]:
+        return list({task.mask.name if task.mask else "": task.mask for task in self.suite.tasks}.values())
+
+    def _scored(self, parts: Parts) -> Parts:
+        names = {part.name for part in self.suite.scored}
+        return {name: outputs for name, outputs in parts.items() if name in names}
+
+
+def _masked(parts: Parts, mask: ClassMask | None) -> Parts:
+    return parts if mask is None else {name: outputs.select_classes(mask.classes) for name, outputs in parts.items()}

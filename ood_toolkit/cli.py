@@ -1,0 +1,206 @@
+"""The command line: `ood-bench --detectors all`. Results go to stdout, everything else to stderr."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from ood_toolkit.benchmarks.results import RunFolder
+    from ood_toolkit.extract import Progress
+
+# nothing heavy is imported here: --help must answer at once
+
+_EXAMPLES = """
+Examples:
+
+  ood-bench --detectors all
+      every detector and calibrator on the embedded digits suite
+
+  ood-bench --suite folders --model timm:resnet50 --id photos/known --ood strange=photos/strange
+      your own images; detectors learn from a part of --id that is never scored
+
+  ood-bench --detectors "energy(temperature=2),knn(k=50),temperature+msp" --calibrators temperature
+
+  ood-bench --detectors my_pkg:MyDetector
+      a detector of your own, without registration
+
+  ood-bench --list
+"""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_SUITE = "What is scored"
+_MODEL = "Models"
+_RUN = "How it runs"
+
+
+@app.callback(invoke_without_command=True, epilog=None, help="Scores detectors and calibrators together." + _EXAMPLES)
+def bench(
+    context: typer.Context,
+    suite: Annotated[
+        str, typer.Option(help="digits (embedded) or folders (your images).", rich_help_panel=_SUITE)
+    ] = "",
+    detectors: Annotated[str, typer.Option(help="Comma-separated specs, or all.")] = "all",
+    calibrators: Annotated[str, typer.Option(help="Comma-separated specs, or all.")] = "all",
+    ensemble: Annotated[
+        str, typer.Option(help="Ways to pool several models: comma-separated specs, all, or none.")
+    ] = "all",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="timm:NAME, torchvision:NAME, demo:efficientnet_lite0, my_pkg:factory; repeatable."),
+    ] = None,
+    checkpoint: Annotated[
+        list[Path] | None, typer.Option(help="Weights for each --model, in order: safetensors or a plain state dict.")
+    ] = None,
+    pretrained: Annotated[bool, typer.Option(help="Load published weights where no checkpoint is given.")] = True,
+    transform: Annotated[
+        str, typer.Option(help="own: each model's own; official: that of the ImageNet-A/O paper.")
+    ] = "own",
+    head: Annotated[str, typer.Option(help="Module name of the head, or logits; found by itself by default.")] = "",
+    id_: Annotated[Path | None, typer.Option("--id", help="In-distribution images, one folder per class.")] = None,
+    ood: Annotated[list[str] | None, typer.Option(help="NAME=DIR of out-of-distribution images; repeatable.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="File of image path and class for --id, instead of folders.")
+    ] = None,
+    fit: Annotated[Path | None, typer.Option(help="Images that detectors learn from, one folder per class.")] = None,
+    calibrate: Annotated[Path | None, typer.Option(help="Images that calibrators learn from.")] = None,
+    fit_fraction: Annotated[float, typer.Option(help="Share of --id for fitting, where --fit is not given.")] = 0.3,
+    calibrate_fraction: Annotated[
+        float, typer.Option(help="Share of --id for calibration, where --calibrate is not given.")
+    ] = 0.2,
+    absent_classes: Annotated[
+        str, typer.Option(help="Classes without a fit image: error, or skip (they get no prototype).")
+    ] = "error",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")] = "auto",
+    amp: Annotated[str, typer.Option(help="off, bfloat16 or float16; auto is bfloat16 on CUDA.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="How logits and features are kept: float32, bfloat16, float16.")
+    ] = "float32",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 64,
+    workers: Annotated[int, typer.Option(min=-1, help="Decoding processes; -1 chooses.")] = -1,
+    seed: Annotated[int, typer.Option(help="Of splits, training and resampling.")] = 0,
+    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples per interval; 0 for none.")] = 1000,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/SUITE-TIME by default.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Store of outputs; $OOD_CACHE or ~/.cache/ood-toolkit.")] = None,
+    strict: Annotated[bool, typer.Option(help="An unreadable image is an error.")] = False,
+    intervals: Annotated[bool, typer.Option(help="Print 95% intervals in the tables.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print records as JSON lines instead of tables.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List detectors, calibrators and ensembles, and exit.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Runs a suite; see the module for the order of things."""
+    if context.invoked_subcommand:
+        return
+    if version:
+        from ood_toolkit import __version__
+
+        typer.echo(f"ood-bench {__version__}")
+        return
+    if list_:
+        from ood_toolkit.benchmarks.listing import listing
+
+        typer.echo(listing(wide=sys.stdout.isatty()))
+        return
+    from ood_toolkit.benchmarks.command import Choices, run
+
+    folders = {"id": id_, "labels": labels, "fit": fit, "calibrate": calibrate}
+    chosen = suite or ("folders" if id_ else "digits")
+    choices = Choices(
+        suite=chosen,
+        detectors=detectors,
+        calibrators=calibrators,
+        ensemble=ensemble,
+        models=tuple(model or ()),
+        checkpoints=tuple(checkpoint or ()),
+        pretrained=pretrained,
+        transform=transform,
+        head=head,
+        folders={name: path for name, path in folders.items() if path is not None},
+        ood=tuple(ood or ()),
+        fit_fraction=fit_fraction,
+        calibrate_fraction=calibrate_fraction,
+        absent_classes=absent_classes,
+        device=device,
+        amp=amp,
+        dtype=dtype,
+        batch_size=batch_size,
+        workers=workers,
+        seed=seed,
+        resamples=resamples,
+        out=out or Path("runs") / f"{chosen}-{datetime.now():%Y%m%d-%H%M%S}",
+        cache=cache or Path(os.environ.get("OOD_CACHE") or Path.home() / ".cache" / "ood-toolkit"),
+        strict=strict,
+    )
+    with _progress() as progress:
+        folder = run(choices, say=lambda text: typer.echo(text, err=True), progress=progress)
+    _show(folder, intervals=intervals, as_json=json_)
+
+
+def _show(folder: "RunFolder", *, intervals: bool, as_json: bool) -> None:
+    """Writes the tables into the run folder and prints them."""
+    from ood_toolkit.reporting.tables import TableOptions, print_terminal, render
+
+    files = {"table.md": "markdown", "table.csv": "csv", "table.tex": "latex"}
+    folder.finish({name: render(folder.records, format=style) for name, style in files.items()})
+    if as_json:
+        typer.echo((folder.path / "records.jsonl").read_text(encoding="utf-8"), nl=False)
+    else:
+        print_terminal(folder.records, options=TableOptions(intervals="brackets" if intervals else "none"))
+    typer.echo(f"results are in {folder.path}", err=True)
+
+
+@contextmanager
+def _progress() -> "Iterator[Progress]":
+    """Progress bars on stderr, with rate and time left; silent where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]} images/s"),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(done: int, total: int, name: str) -> None:
+            if done == 0:
+                tasks[name] = bars.add_task(name, total=total, rate="–")
+                return
+            speed = bars.tasks[tasks[name]].speed
+            bars.update(tasks[name], completed=done, rate=f"{speed:.0f}" if speed else "–")
+
+        yield advance
+
+
+def main() -> None:
+    """The `ood-bench` command: wrong input ends with one line on stderr and exit code 2."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        if os.environ.get("OOD_DEBUG"):
+            raise
+        typer.echo(f"ood-bench: {' '.join(str(error).split())}", err=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
