@@ -73,6 +73,7 @@ def document(tables: Sequence[Table], *, siunitx: bool = False) -> str:
             r"\documentclass[twocolumn]{article}",
             r"\usepackage[utf8]{inputenc}",
             r"\usepackage[T1]{fontenc}",
+            r"\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}",  # outlines instead of bitmaps
             r"\usepackage[margin=15mm]{geometry}",
             r"\usepackage{booktabs,graphicx}",
             *([r"\usepackage{siunitx}"] if siunitx else []),

@@ -27,6 +27,7 @@ def _table(table: Table) -> str:
         f"      columns: {len(table.columns) + 1},",
         f"      align: (left, {'right, ' * len(table.columns)}),",
         "      stroke: none,",
+        "      inset: (x: 4pt, y: 3pt),",
         "      table.hline(stroke: 0.8pt),",
     ]
     if any(group for group, _ in groups):

@@ -1,0 +1,212 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ood_toolkit.records import METRICS, Record
+from ood_toolkit.reporting.assembly import places_of
+from ood_toolkit.reporting.grid import MISSING, Table
+from ood_toolkit.reporting.options import TableOptions
+from ood_toolkit.reporting.tables import render, tables
+
+MakeRun = Callable[..., list[Record]]
+
+
+def looked_up(records: list[Record], table: Table) -> dict[tuple[str, str], str]:
+    """(row label, column) -> text, read off the finished table."""
+    return {
+        (row.label, column.full): cell.text
+        for row, cells in zip(table.rows, table.cells, strict=True)
+        for column, cell in zip(table.columns, cells, strict=True)
+    }
+
+
+def test_every_cell_holds_the_record_of_its_row_and_column(make_run: MakeRun) -> None:
+    records = make_run()
+    detectors, calibrators = tables(records)
+    shown = looked_up(records, detectors) | looked_up(records, calibrators)
+    words = {"anomaly": "OOD", "misclassification": "Errors", "calibration": "Calibration"}
+    for r in records:
+        metric = METRICS[r.metric]
+        column = f"{words[r.task]}: {r.dataset} {metric.label} {'↑' if metric.higher_is_better else '↓'}"
+        assert shown.pop((r.method, column)) == (MISSING if r.value is None else f"{r.value:.3f}")
+    assert all("mean of 2" in column for _, column in shown)  # nothing but the averages is left
+
+
+def test_an_average_stands_only_where_every_set_has_a_number(make_run: MakeRun) -> None:
+    records = make_run()
+    (table,) = tables(records, what="detectors")
+    shown = looked_up(records, table)
+    for method in {r.method for r in records if r.task == "anomaly"}:
+        values = [r.value for r in records if (r.task, r.method, r.metric) == ("anomaly", method, "auroc")]
+        known = [v for v in values if v is not None]
+        expected = f"{sum(known) / 2:.3f}" if len(known) == 2 else MISSING
+        assert shown[method, "OOD: mean of 2 AUROC ↑"] == expected
+
+
+def test_a_missing_cell_says_why(make_run: MakeRun) -> None:
+    (table,) = tables(make_run(), what="detectors")
+    notes = dict(table.notes)
+    reasons = {notes[mark] for row in table.cells for cell in row if cell.value is None for mark in cell.marks}
+    assert reasons == {
+        "every class needs a training row, but classes [3, 17] have none",
+        "an average is given only where every OOD set has a number",
+    }
+
+
+def test_a_cell_without_a_record_is_missing_too(make_run: MakeRun) -> None:
+    records = [r for r in make_run() if (r.method, r.metric) != ("vim", "aurc")]
+    (table,) = tables(records, what="detectors")
+    assert looked_up(records, table)["vim", "Errors: val1300 AURC ↓"] == MISSING
+    assert "not in the records" in dict(table.notes).values()
+
+
+numbers = st.lists(st.one_of(st.just(""), st.integers(0, 20).map(lambda n: f"{n / 20:.2f}")), min_size=1, max_size=8)
+
+
+@given(numbers, st.sampled_from(["auroc", "fpr95"]))
+def test_the_best_is_the_extreme_of_its_column_and_equal_print_ranks_equal(texts: list[str], metric: str) -> None:
+    places = places_of(texts, metric, [""] * len(texts))
+    known = sorted({float(t) for t in texts if t}, reverse=METRICS[metric].higher_is_better)
+    for text, place in zip(texts, places, strict=True):
+        if not text or len(known) < 2:
+            assert place == 0
+        else:
+            assert place == {known[0]: 1, known[1]: 2}.get(float(text), 0)
+
+
+def test_the_best_is_sought_within_each_model_where_there_are_several(make_run: MakeRun) -> None:
+    records = make_run() + make_run(model="timm:resnet50")
+    (table,) = tables(records, what="calibrators")
+    ece = next(j for j, column in enumerate(table.columns) if column.label == "ECE")
+    assert [group for group, _ in table.row_groups()] == ["demo:efficientnet_lite0", "timm:resnet50"]
+    assert [sum(table.cells[i][ece].place == 1 for i in rows) for _, rows in table.row_groups()] == [1, 1]
+    assert table.legend.endswith("within each model")
+
+
+def test_intervals_are_those_of_the_records(make_run: MakeRun) -> None:
+    records = make_run()
+    record = next(r for r in records if (r.method, r.task, r.metric) == ("msp", "misclassification", "auroc"))
+    for style, text in {
+        "brackets": f"{record.value:.3f} [{record.low:.3f}, {record.high:.3f}]",
+        "plusminus": f"{record.value:.3f} ± 0.013",
+    }.items():
+        (table,) = tables(records, what="detectors", options=TableOptions(intervals=style))  # pyright: ignore
+        assert looked_up(records, table)["msp", "Errors: val1300 AUROC ↑"] == text
+        assert any("95% bootstrap intervals" in part for part in table.conventions)
+
+
+def test_percent_scales_shares_and_leaves_the_rest(make_run: MakeRun) -> None:
+    records = make_run()
+    (table,) = tables(records, what="calibrators", options=TableOptions(scale="percent"))
+    shown = looked_up(records, table)
+    value = {r.metric: r.value for r in records if r.method == "none"}
+    assert shown["none", "Calibration: val1300 ECE ↓"] == f"{100 * value['ece']:.1f}"  # pyright: ignore
+    assert shown["none", "Calibration: val1300 NLL ↓"] == f"{value['nll']:.3f}"
+    assert "Values in percent, except NLL and Brier" in table.conventions
+
+
+def test_no_number_is_minus_nought() -> None:
+    assert TableOptions().number(-0.0001, "e_aurc") == "0.000"
+    assert TableOptions().number(-0.01, "e_aurc") == "-0.010"
+
+
+def test_rows_columns_and_order_follow_the_choice(make_run: MakeRun) -> None:
+    options = TableOptions(
+        metrics=("fpr95", "auroc"), datasets=("textures",), methods=("vim", "knn*"), group_by="none", precision=2
+    )
+    (table,) = tables(make_run(), options=options)
+    assert [row.label for row in table.rows] == ["vim", "knn(k=50, metric='cosine')"]
+    assert [column.full for column in table.columns] == ["OOD: textures FPR95 ↓", "OOD: textures AUROC ↑"]
+    assert {len(cell.text) for row in table.cells for cell in row} == {4}
+
+
+def test_transposing_twice_changes_no_cell(make_run: MakeRun) -> None:
+    for table in tables(make_run()):
+        assert table.transposed().transposed().cells == table.cells
+        assert table.transposed().cells[2][1] == table.cells[1][2]
+
+
+def test_grouped_by_data_set_there_is_a_table_for_each_task(make_run: MakeRun) -> None:
+    found = tables(make_run(), what="detectors", options=TableOptions(group_by="dataset"))
+    assert [[group for group, _ in table.row_groups()] for table in found] == [["val1300"], ["textures", "openimage_o"]]
+    assert len({table.label for table in found}) == 2
+
+
+def test_suites_never_share_a_table(make_run: MakeRun) -> None:
+    found = tables(make_run() + make_run(suite="imagenet-o"), what="detectors")
+    assert [table.title for table in found] == ["Detectors, folders", "Detectors, imagenet-o"]
+
+
+def test_a_tuned_method_is_footnoted_and_tuning_on_a_tested_set_is_called_optimistic(make_run: MakeRun) -> None:
+    for chosen, optimistic in (("ninco", False), ("textures", True)):
+        records = [replace(r, tuned_on=chosen) if r.method.startswith("odin") else r for r in make_run()]
+        (table,) = tables(records, what="detectors")
+        notes = [text for _, text in table.notes if chosen in text]
+        marked = [row.label for row in table.rows if row.marks]
+        assert marked == ["odin(temperature=1000, epsilon=0.0014)"]
+        assert len(notes) == 1
+        assert ("optimistic" in notes[0]) == optimistic
+
+
+def test_a_row_of_other_seeds_than_the_first_is_footnoted(make_run: MakeRun) -> None:
+    records = make_run(seed=0) + make_run(seed=1, model="timm:resnet50")
+    (table,) = tables(records, what="calibrators")
+    assert {row.group for row in table.rows if row.marks} == {"timm:resnet50"}
+    assert "measured with seed 1" in dict(table.notes).values()
+
+
+def test_cells_that_a_test_cannot_tell_from_the_best_are_marked(make_run: MakeRun) -> None:
+    tied = frozenset({("demo:efficientnet_lite0", "vim", "misclassification", "val1300", "auroc")})
+    (table,) = tables(make_run(), what="detectors", options=TableOptions(tied=tied))
+    marked = [
+        (row.label, column.label)
+        for row, cells in zip(table.rows, table.cells, strict=True)
+        for column, cell in zip(table.columns, cells, strict=True)
+        if "≈" in cell.marks
+    ]
+    assert marked == [("vim", "AUROC")]
+
+
+def test_the_caption_states_sets_sizes_chance_and_settings(make_run: MakeRun) -> None:
+    (table,) = tables(make_run(mask="imagenet-o:200", protocol="official"), what="detectors")
+    text = ". ".join(table.caption)
+    for words in (
+        "suite folders, protocol official, model demo:efficientnet_lite0, seed 0",
+        "217 wrong against 1083 right rows (AUPR by chance: 0.167)",
+        "1000 OOD against 1300 ID rows (AUPR by chance: 0.435)",
+        "fitted on val1300/fit, 650 rows, 1f2e3d4c",
+        "Transform: resize 256 bicubic, crop 224",
+        "masked before the softmax: imagenet-o:200",
+    ):
+        assert words in text
+    assert "FPR95: Share of ID (right) rows flagged when 95% of OOD (wrong) rows are" in table.conventions
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": ("auroq",)}, r"no metrics \['auroq'\]; they have accuracy"),
+        ({"datasets": ("texture",)}, r"no datasets \['texture'\]; they have"),
+        ({"methods": ("knm*",)}, r"no method matches \['knm\*'\]; the records have"),
+        ({"metrics": ("ece",), "datasets": ("textures",)}, "none of .* records is left after choosing all, metrics"),
+    ],
+)
+def test_a_choice_that_finds_nothing_is_refused_with_what_there_is(
+    make_run: MakeRun, options: dict[str, tuple[str, ...]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tables(make_run(), options=TableOptions(**options))  # pyright: ignore
+
+
+def test_unknown_formats_options_and_tables_are_refused(make_run: MakeRun) -> None:
+    with pytest.raises(ValueError, match="no format is named 'docx'; known: text, markdown, latex"):
+        render(make_run(), format="docx")
+    with pytest.raises(ValueError, match="scale cannot be 'promille'"):
+        TableOptions(scale="promille")  # pyright: ignore
+    with pytest.raises(ValueError, match="shape LaTeX only, not html"):
+        render(make_run(), format="html", siunitx=True)
+    with pytest.raises(ValueError, match="there are no records"):
+        tables([])
