@@ -49,11 +49,11 @@ class Fitted(nn.Module):
                 raise NotFitted(f"{self!r} has not learned {name!r} yet; call fit(train) first") from None
             raise
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in self._learned:
             if prefix + name in state_dict:
                 self.register_buffer(name, state_dict[prefix + name].detach().clone())
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -117,7 +116,7 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
     """Writes all records, one JSON object per line, atomically."""
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text("".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def read_records(path: Path) -> Iterator[Record]:

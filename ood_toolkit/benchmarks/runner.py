@@ -134,7 +134,7 @@ class Runner:
                 # a whole set stays memory-mapped
                 seen = done.outputs if whole else done.outputs.rows(position[rows])
                 parts[part.name] = seen.with_labels(part.images.labels[rows])
-                self.folder.scores.ids.setdefault(part.name, [part.images.ids[row] for row in rows.tolist()])
+                self.folder.scores.ids.setdefault(part.name, [part.images.ids[int(row)] for row in rows])
                 self.folder.scores.roots.setdefault(part.name, str(getattr(part.images, "root", "")))
                 for spec, values in done.live.items():
                     scores[spec][part.name] = values[position[rows]]

@@ -42,7 +42,7 @@ class Part:
     @property
     def description(self) -> str:
         """Name, size, choice and a hash of the rows' identifiers: the same text means the same images."""
-        names = "\n".join(self.images.ids[row] for row in self.indices.tolist())
+        names = "\n".join(self.images.ids[int(row)] for row in self.indices)
         digest = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         about = f", {self.about}" if self.about else ""
         return f"{self.name} ({len(self)} images{about}, {digest})"

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,16 +22,11 @@ class ImageSet(Protocol):
     """N images in a fixed order, each with an identifier and a label."""
 
     name: str
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """One identifier per image, unique within the set."""
-        ...
-
-    @property
-    def labels(self) -> Tensor:
-        """(N,) int64 class indices, `UNKNOWN` where there is none."""
-        ...
+    """How records call the set."""
+    ids: Sequence[str]
+    """One identifier per image, unique within the set."""
+    labels: Tensor
+    """(N,) int64 class indices, `UNKNOWN` where there is none."""
 
     @property
     def fingerprint(self) -> str:
@@ -64,18 +58,24 @@ class FolderImages:
             kind = "is not a folder" if self.root.exists() else "does not exist"
             raise ValueError(f"image folder {str(root)!r} {kind}")
         self.name = name or self.root.resolve().name
-        self.ids = image_paths(self.root)
+        self.ids: Sequence[str] = image_paths(self.root)
         if not self.ids:
             known = ", ".join(sorted(IMAGE_SUFFIXES))
             raise ValueError(f"image folder {str(root)!r} holds no image (looked for {known})")
+        self._fingerprint = ""
         self.labels = torch.tensor([(labels or {}).get(i, UNKNOWN) for i in self.ids], dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """SHA-256 over relative paths, sizes and modification times."""
+        if not self._fingerprint:
+            self._fingerprint = self._hash()
+        return self._fingerprint
+
+    def _hash(self) -> str:
         digest = hashlib.sha256()
         for name in self.ids:
             status = (self.root / name).stat()
@@ -110,15 +110,19 @@ class ArrayImages:
     ) -> None:
         self.pixels = pixels
         self.name = name
-        self.ids = list(ids) if ids is not None else [f"{name}/{row:05d}" for row in range(len(pixels))]
+        self.ids: Sequence[str] = list(ids) if ids is not None else [f"{name}/{row:05d}" for row in range(len(pixels))]
+        self._fingerprint = self._hash()
         self.labels = torch.tensor([UNKNOWN] * len(pixels) if labels is None else list(labels), dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """SHA-256 over shape and pixels."""
+        return self._fingerprint
+
+    def _hash(self) -> str:
         return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).hexdigest()
 
     def open(self, row: int) -> "Image":
