@@ -6,6 +6,12 @@ likely wrong; `calibration` and `smooth` take `(confidence, correct)`; `scoring`
 """
 
 from ood_toolkit.metrics.arrays import UndefinedMetricError as UndefinedMetricError
+from ood_toolkit.metrics.bootstrap import RESAMPLED as RESAMPLED
+from ood_toolkit.metrics.bootstrap import Interval as Interval
+from ood_toolkit.metrics.bootstrap import interval as interval
+from ood_toolkit.metrics.bootstrap import intervals as intervals
+from ood_toolkit.metrics.bootstrap import replicates as replicates
+from ood_toolkit.metrics.bootstrap import table_intervals as table_intervals
 from ood_toolkit.metrics.calibration import Bins as Bins
 from ood_toolkit.metrics.calibration import ReliabilityCurve as ReliabilityCurve
 from ood_toolkit.metrics.calibration import ace as ace
@@ -41,6 +47,7 @@ from ood_toolkit.metrics.detection import per_class as per_class
 from ood_toolkit.metrics.detection import precision_recall_curve as precision_recall_curve
 from ood_toolkit.metrics.detection import roc_curve as roc_curve
 from ood_toolkit.metrics.detection import tnr_at_tpr as tnr_at_tpr
+from ood_toolkit.metrics.rows import calibration_intervals as calibration_intervals
 from ood_toolkit.metrics.scoring import BrierDecomposition as BrierDecomposition
 from ood_toolkit.metrics.scoring import accuracy as accuracy
 from ood_toolkit.metrics.scoring import brier as brier
@@ -67,6 +74,16 @@ from ood_toolkit.metrics.selective import joint_aurc as joint_aurc
 from ood_toolkit.metrics.selective import risk_at_coverage as risk_at_coverage
 from ood_toolkit.metrics.selective import risk_coverage_curve as risk_coverage_curve
 from ood_toolkit.metrics.selective import soft_f1 as soft_f1
+from ood_toolkit.metrics.significance import DeLong as DeLong
+from ood_toolkit.metrics.significance import Difference as Difference
+from ood_toolkit.metrics.significance import Friedman as Friedman
+from ood_toolkit.metrics.significance import Nemenyi as Nemenyi
+from ood_toolkit.metrics.significance import benjamini_hochberg as benjamini_hochberg
+from ood_toolkit.metrics.significance import delong_test as delong_test
+from ood_toolkit.metrics.significance import friedman_test as friedman_test
+from ood_toolkit.metrics.significance import holm as holm
+from ood_toolkit.metrics.significance import nemenyi_test as nemenyi_test
+from ood_toolkit.metrics.significance import paired_bootstrap as paired_bootstrap
 from ood_toolkit.metrics.smooth import kernel_ece as kernel_ece
 from ood_toolkit.metrics.smooth import ks_error as ks_error
 from ood_toolkit.metrics.smooth import smooth_ece as smooth_ece

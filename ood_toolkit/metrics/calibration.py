@@ -170,7 +170,7 @@ def rms_calibration_error_official(
             f"the published RMS calibration error needs at least {bin_size} rows, but got {total}; "
             "rms_calibration_error has no such limit"
         )
-    counted = Bins(*(field[:-1] for field in groups))
+    counted = Bins(groups.counts[:-1], groups.confidence[:-1], groups.accuracy[:-1])
     return _norm_of(counted, norm, total=total) if len(counted.counts) else 0.0
 
 

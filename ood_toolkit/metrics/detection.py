@@ -74,7 +74,7 @@ def aupr(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
 
 def aupr_id(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
     """Average precision with ID (or correct) positive: how pure the inputs of low score are ("AUPR-in", "-success")."""
-    return float(average_precision(rank_both(id_scores, ood_scores).steps.reversed()))
+    return float(average_precision(rank_both(id_scores, ood_scores).steps.reversed))
 
 
 def aupr_trapezoid(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
@@ -88,7 +88,7 @@ def aupr_trapezoid(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
 
 def aupr_id_trapezoid(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
     """Trapezoid under the ID-positive precision-recall points ("AUPR-in" of OpenOOD, pytorch-ood and detectors)."""
-    return float(area_under_precision_recall(rank_both(id_scores, ood_scores).steps.reversed()))
+    return float(area_under_precision_recall(rank_both(id_scores, ood_scores).steps.reversed))
 
 
 def aupr_base_rate(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
@@ -117,7 +117,7 @@ def fpr_at_tpr_id_positive(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: flo
     What many papers print as FPR95 (energy, ViM, MCM, NINCO). A different number from `fpr_at_tpr`; the rule is the
     same with the scores read from the lowest up.
     """
-    return float(negatives_caught(rank_both(id_scores, ood_scores).steps.reversed(), _share(tpr)))
+    return float(negatives_caught(rank_both(id_scores, ood_scores).steps.reversed, _share(tpr)))
 
 
 def tnr_at_tpr(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -> float:

@@ -1,7 +1,7 @@
 """Accuracy and proper scores of whole probability vectors.
 
-Functions take `(probabilities, labels)` of shapes (N, C) and (N,). Where probabilities may round to 0, keep precision by
-handing log-probabilities to `nll_from_log`.
+Functions take `(probabilities, labels)` of shapes (N, C) and (N,). Where probabilities may round to 0, keep precision
+by handing log-probabilities to `nll_from_log`.
 """
 
 from typing import Any, NamedTuple

@@ -8,13 +8,13 @@ For the joint view of errors and OOD inputs, where any answer to an OOD input is
 `joint` first: `aurc(*joint(id_scores, ood_scores, correct=correct))`.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ood_toolkit.metrics.arrays import Floats, as_correct, as_scores, as_top_label
-from ood_toolkit.metrics.counts import Steps, before, rank, ratio
+from ood_toolkit.metrics.arrays import Floats, as_correct, as_scores, as_top_label, to_numpy
+from ood_toolkit.metrics.counts import Steps, SumKernel, before, rank, ratio
 
 Convention = Literal["fd-shifts", "expected", "torch-uncertainty"]
 
@@ -38,9 +38,9 @@ def risk_coverage_curve(correct_scores: ArrayLike, wrong_scores: ArrayLike) -> R
         UndefinedMetricError: where both samples are empty.
     """
     ranking = rank(correct_scores, wrong_scores)
-    accepted, errors = accepted_and_errors(ranking.steps)
-    total = accepted[-1]
-    return RiskCoverageCurve(accepted / total, errors / accepted, errors / total, ranking.thresholds[::-1])
+    below = ranking.steps.reversed
+    size, errors = below.total[-1], below.negatives
+    return RiskCoverageCurve(below.total / size, errors / below.total, errors / size, ranking.thresholds[::-1])
 
 
 def aurc(correct_scores: ArrayLike, wrong_scores: ArrayLike, *, convention: Convention = "fd-shifts") -> float:
@@ -55,7 +55,18 @@ def aurc(correct_scores: ArrayLike, wrong_scores: ArrayLike, *, convention: Conv
             expectation over the orders of ties; exactly `1 − aurra`. `torch-uncertainty`: trapezoid over coverages
             1/n..1 divided by `1 − 1/n`, ties here in expectation and there in whatever order the sort leaves them.
     """
-    return float(area_under_risk_coverage(rank(correct_scores, wrong_scores).steps, convention))
+    _known(convention)
+    below = rank(correct_scores, wrong_scores).steps.reversed
+    if convention == "fd-shifts":
+        return float(trapezoid_risk_coverage(below))
+    mean = float(expected_risk_coverage(below))
+    if convention == "expected":
+        return mean
+    first, size = (
+        below.negatives[0] / (below.negatives[0] + below.positives[0]),
+        below.negatives[-1] + below.positives[-1],
+    )
+    return _inner_trapezoid(mean, float(first), float(_error_rate(below)), float(size))
 
 
 def e_aurc(correct_scores: ArrayLike, wrong_scores: ArrayLike, *, convention: Convention = "fd-shifts") -> float:
@@ -65,7 +76,11 @@ def e_aurc(correct_scores: ArrayLike, wrong_scores: ArrayLike, *, convention: Co
     fall slightly below 0 for few answers or with ties. Under the other conventions it is the AURC of these very
     answers in a perfect order, and the excess is never negative.
     """
-    return float(excess_area_under_risk_coverage(rank(correct_scores, wrong_scores).steps, convention))
+    if convention == "fd-shifts":
+        return float(excess_risk_coverage(rank(correct_scores, wrong_scores).steps.reversed))
+    right, wrong = np.zeros(len(to_numpy(correct_scores))), np.ones(len(to_numpy(wrong_scores)))
+    achieved = aurc(correct_scores, wrong_scores, convention=convention)
+    return achieved - aurc(right, wrong, convention=convention)
 
 
 def augrc(correct_scores: ArrayLike, wrong_scores: ArrayLike, *, convention: Convention = "fd-shifts") -> float:
@@ -75,12 +90,22 @@ def augrc(correct_scores: ArrayLike, wrong_scores: ArrayLike, *, convention: Con
     trapezoid from (0, 0)). `expected` is the mean over k = 1..n, `torch-uncertainty` the trapezoid over 1/n..1
     divided by `1 − 1/n`.
     """
-    return float(area_under_generalized_risk(rank(correct_scores, wrong_scores).steps, convention))
+    _known(convention)
+    below = rank(correct_scores, wrong_scores).steps.reversed
+    area = float(generalized_risk_coverage(below))
+    if convention == "fd-shifts":
+        return area
+    size, errors = float(below.total[-1]), float(below.negatives[-1])
+    mean = area + errors / (2 * size**2)  # the mean over k = 1..n is the trapezoid from 0 plus half the last value
+    if convention == "expected":
+        return mean
+    first = below.negatives[0] / below.total[0] / size
+    return _inner_trapezoid(mean, float(first), errors / size, size)
 
 
 def e_augrc(correct_scores: ArrayLike, wrong_scores: ArrayLike) -> float:
     """AUGRC in excess of the best possible ranking: `augrc − err² / 2`, that is `err (1 − err) (1 − AUROC)`."""
-    return float(excess_area_under_generalized_risk(rank(correct_scores, wrong_scores).steps))
+    return float(excess_generalized_risk(rank(correct_scores, wrong_scores).steps.reversed))
 
 
 def aurra(correct_scores: ArrayLike, wrong_scores: ArrayLike) -> float:
@@ -193,79 +218,77 @@ def ds_aurc(
     return float(np.minimum.accumulate(best[:0:-1]).mean())
 
 
-def accepted_and_errors(steps: Steps) -> tuple[Floats, Floats]:
-    """How many answers are accepted, and how many of them are wrong, at each step from the lowest score up."""
-    wrong, right = steps.reversed()
-    return wrong + right, wrong
+def _trapezoid_terms(below: Steps) -> Floats:
+    """Of counts from the lowest score up: the area of each step between coverages, times n."""
+    risk = ratio(below.negatives, below.total)
+    previous = before(risk)
+    previous += risk * (below.total == below.gained_negatives + below.gained_positives)  # flat to coverage 0
+    return (below.gained_negatives + below.gained_positives) * (risk + previous) / 2
 
 
-def area_under_risk_coverage(steps: Steps, convention: Convention = "fd-shifts") -> Floats:
-    """The kernel of `aurc`: counts of shape (..., K) to areas of shape (...)."""
-    accepted, errors = accepted_and_errors(steps)
-    total = accepted[..., -1]
-    if convention == "fd-shifts":
-        risk = ratio(errors, accepted)
-        previous = np.where(before(accepted) > 0, before(risk), risk)
-        return ((accepted - before(accepted)) * (risk + previous)).sum(-1) / (2 * total)
-    summed = _summed_risk(accepted, errors)
-    return summed / total if convention == "expected" else _inner_trapezoid(summed, accepted, errors, convention)
-
-
-def excess_area_under_risk_coverage(steps: Steps, convention: Convention = "fd-shifts") -> Floats:
-    """The kernel of `e_aurc`."""
-    right, wrong = steps.negatives[..., -1:], steps.positives[..., -1:]
-    if convention == "fd-shifts":
-        error = (wrong / (wrong + right))[..., 0]
-        best = error + np.where(error < 1, (1 - error) * np.log1p(-np.minimum(error, 1 - 1e-16)), 0.0)
-    else:
-        none = np.zeros_like(wrong)
-        best = area_under_risk_coverage(
-            Steps(np.concatenate([none, right], -1), np.concatenate([wrong, wrong], -1)), convention
-        )
-    return area_under_risk_coverage(steps, convention) - best
-
-
-def area_under_generalized_risk(steps: Steps, convention: Convention = "fd-shifts") -> Floats:
-    """The kernel of `augrc`."""
-    accepted, errors = accepted_and_errors(steps)
-    total = accepted[..., -1]
-    area = ((accepted - before(accepted)) * (errors + before(errors))).sum(-1) / (2 * total**2)
-    if convention == "fd-shifts":
-        return area
-    summed = area * total + errors[..., -1] / (2 * total)  # Σ_k E_k / n from the trapezoid from 0, exact with ties too
-    if convention == "expected":
-        return summed / total
-    return _inner_trapezoid(summed, accepted, errors, convention, generalized=True)
-
-
-def excess_area_under_generalized_risk(steps: Steps) -> Floats:
-    """The kernel of `e_augrc`."""
-    right, wrong = steps.negatives[..., -1], steps.positives[..., -1]
-    return area_under_generalized_risk(steps) - (wrong / (wrong + right)) ** 2 / 2
-
-
-def _summed_risk(accepted: Floats, errors: Floats) -> Floats:
-    """`Σ_{k=1..n} E[risk of the first k]`, expectation over tie orders.
+def _expected_terms(below: Steps) -> Floats:
+    """`Σ_k E[risk of the first k]` over the ks of each tie, expectation over tie orders.
 
     Within a tie the expected count of errors is a straight line `e0 + slope (k − k0)`, so the sum over the tie of
     `errors / k` is `slope · size + (e0 − slope · k0) (H_k1 − H_k0)` with harmonic numbers H.
     """
-    harmonic = np.append(0.0, np.cumsum(1.0 / np.arange(1, int(accepted[..., -1].max()) + 1)))
-    start, first = before(accepted), before(errors)
-    slope = ratio(errors - first, accepted - start)
-    step = harmonic[accepted.astype(np.int64)] - harmonic[start.astype(np.int64)]
-    return (slope * (accepted - start) + (first - slope * start) * step).sum(-1)
+    harmonic = np.append(0.0, np.cumsum(1.0 / np.arange(1, int(below.total[..., -1].max()) + 1)))
+    size = below.gained_negatives + below.gained_positives
+    start, slope = below.total - size, ratio(below.gained_negatives, size)
+    step = harmonic[below.total.astype(np.int64)] - harmonic[start.astype(np.int64)]
+    return slope * size + (below.negatives - below.gained_negatives - slope * start) * step
 
 
-def _inner_trapezoid(
-    summed: Floats, accepted: Floats, errors: Floats, convention: str, *, generalized: bool = False
-) -> Floats:
-    """Trapezoid over k = 1..n of the summed values, divided by n − 1: torch-uncertainty's scaling."""
-    if convention != "torch-uncertainty":
-        raise ValueError(f"no convention is named {convention!r}; known: fd-shifts, expected, torch-uncertainty")
-    total = accepted[..., -1]
-    at = np.argmax(accepted > 0, axis=-1)[..., None]
-    first = (np.take_along_axis(errors, at, -1) / np.take_along_axis(accepted, at, -1))[..., 0]
-    first = first / total if generalized else first
-    last = errors[..., -1] / total
-    return np.where(total > 1, (summed - (first + last) / 2) / np.maximum(total - 1, 1), last)
+def _per_answer(total: Floats, below: Steps) -> Floats:
+    return total / below.total[..., -1]
+
+
+def _less_asymptotic_best(total: Floats, below: Steps) -> Floats:
+    error = _error_rate(below)
+    kept = np.maximum(1 - error, np.finfo(np.float64).tiny)  # t log t is 0 at t = 0
+    return _per_answer(total, below) - (error + kept * np.log(kept))
+
+
+def _generalized(total: Floats, below: Steps) -> Floats:
+    """AUGRC from the sum of discordant pairs: `err (1 − err) (1 − AUROC) + err² / 2`."""
+    return total / (2 * below.total[..., -1] ** 2) + _error_rate(below) ** 2 / 2
+
+
+def _discordant_terms(below: Steps) -> Floats:
+    """Twice the pairs (right, wrong) in the wrong order, ties half: as the ROC area, wrong answers accepted first."""
+    return below.gained_positives * (2 * below.negatives - below.gained_negatives)
+
+
+def _error_rate(below: Steps) -> Floats:
+    return below.negatives[..., -1] / below.total[..., -1]
+
+
+trapezoid_risk_coverage = SumKernel(_trapezoid_terms, _per_answer)
+"""The kernel of `aurc(convention="fd-shifts")`. Like all kernels of this file it takes `steps.reversed`."""
+
+expected_risk_coverage = SumKernel(_expected_terms, _per_answer)
+"""The kernel of `aurc(convention="expected")`."""
+
+excess_risk_coverage = SumKernel(_trapezoid_terms, _less_asymptotic_best)
+"""The kernel of `e_aurc(convention="fd-shifts")`."""
+
+response_rate_accuracy = SumKernel(_expected_terms, lambda total, below: 1 - _per_answer(total, below))
+"""The kernel of `aurra`."""
+
+generalized_risk_coverage = SumKernel(_discordant_terms, _generalized)
+"""The kernel of `augrc(convention="fd-shifts")`."""
+
+excess_generalized_risk = SumKernel(
+    _discordant_terms, lambda total, below: _generalized(total, below) - _error_rate(below) ** 2 / 2
+)
+"""The kernel of `e_augrc`."""
+
+
+def _known(convention: str) -> None:
+    if convention not in get_args(Convention):
+        raise ValueError(f"no convention is named {convention!r}; known: {', '.join(get_args(Convention))}")
+
+
+def _inner_trapezoid(mean: float, first: float, last: float, size: float) -> float:
+    """Trapezoid over k = 1..n, divided by n − 1, of n values with this mean: torch-uncertainty's scaling."""
+    return (mean * size - (first + last) / 2) / (size - 1) if size > 1 else last

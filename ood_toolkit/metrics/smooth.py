@@ -27,8 +27,8 @@ def smooth_ece(confidence: ArrayLike, correct: ArrayLike, *, resolution: float =
     """Smooth ECE: the absolute calibration residual after a reflected Gaussian kernel that sets its own width.
 
     `smECE_σ = ∫_0^1 |Σ_i K_σ(t, conf_i) (conf_i − correct_i)| / N dt` falls with σ, and the width is where the two
-    meet, `smECE_σ = σ` (Błasiok and Nakkiran, ICLR 2024, arXiv:2309.12236, definition 8). Low is good. Consistent: unlike
-    a binned error it moves by little when the confidences do.
+    meet, `smECE_σ = σ` (Błasiok and Nakkiran, ICLR 2024, arXiv:2309.12236). Low is good, at most the ECE of one bin per
+    distinct confidence. Unlike a binned error it moves by little when the confidences do.
 
     Args:
         confidence: shape (N,), in [0, 1].
@@ -82,7 +82,8 @@ def _to_grid(places: Floats, values: Floats) -> Floats:
     left = np.minimum(position.astype(np.int64), _GRID - 1)
     fraction = position - left
     lower = np.bincount(left, weights=(1 - fraction) * values, minlength=_GRID + 1)
-    return lower + np.bincount(left + 1, weights=fraction * values, minlength=_GRID + 1)
+    upper = np.bincount(left + 1, weights=fraction * values, minlength=_GRID + 1)
+    return np.asarray(lower + upper, dtype=np.float64)
 
 
 def _convolve_reflected(values: Floats, kernel: Floats) -> Floats:
