@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ood_toolkit.detectors.clip import local_concept_mismatch
 from ood_toolkit.outputs import UNKNOWN, Head, Outputs
 
 _CLASSES, _OWN, _SPARE = 6, 4, 8
@@ -111,21 +112,21 @@ def _cosines(features: Tensor, directions: Tensor) -> Tensor:
 
 
 def _negative_cosines(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N M"]:
-    directions = 0.2 * torch.rand(40, features.shape[1], generator=generator)
-    directions[:, -_SPARE:] += torch.rand(40, _SPARE, generator=generator)
+    directions = 0.2 * torch.rand(200, features.shape[1], generator=generator)
+    directions[:, -_SPARE:] += torch.rand(200, _SPARE, generator=generator)
     return _cosines(features, directions)
 
 
-def _patch_cosines(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N P C"]:
+def _local_mcm(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, " N"]:
     patches = features.unsqueeze(1) + 0.3 * torch.randn(len(features), 4, features.shape[1], generator=generator)
-    return _cosines(patches.flatten(0, 1), head.weight).unflatten(0, (-1, 4))
+    return local_concept_mismatch(_cosines(patches.flatten(0, 1), head.weight).unflatten(0, (-1, 4)))
 
 
 SYNTHETIC_TAPS: dict[str, TapMaker] = {
+    "local_mcm": _local_mcm,
     "member_logits": _member_logits,
     "negative_cosines": _negative_cosines,
     "outlier_cosines": _negative_cosines,
-    "patch_cosines": _patch_cosines,
 }
 """How `synthetic_outputs` fills each tap. A detector that asks for a new tap adds its maker here, one line."""
 
