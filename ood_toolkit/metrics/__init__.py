@@ -41,6 +41,7 @@ from ood_toolkit.metrics.detection import autc as autc
 from ood_toolkit.metrics.detection import detection_error as detection_error
 from ood_toolkit.metrics.detection import fpr_at_tpr as fpr_at_tpr
 from ood_toolkit.metrics.detection import fpr_at_tpr_id_positive as fpr_at_tpr_id_positive
+from ood_toolkit.metrics.detection import fpr_at_tpr_official as fpr_at_tpr_official
 from ood_toolkit.metrics.detection import oscr as oscr
 from ood_toolkit.metrics.detection import partial_auroc as partial_auroc
 from ood_toolkit.metrics.detection import per_class as per_class

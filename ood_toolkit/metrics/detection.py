@@ -120,6 +120,21 @@ def fpr_at_tpr_id_positive(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: flo
     return float(negatives_caught(rank_both(id_scores, ood_scores).steps.reversed, _share(tpr)))
 
 
+def fpr_at_tpr_official(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -> float:
+    """FPR as the authors of ImageNet-O compute it: at the recall **nearest** to `tpr`, above or below. OOD positive.
+
+    Of two recalls equally near the higher counts, and of all thresholds with that recall the lowest, hence the largest
+    FPR. Up to the gap between two OOD scores it is `fpr_at_tpr`; with ties or few OOD inputs the recall may be far
+    below `tpr` and the number flatters. Report it beside published numbers only. With ID positive, as MCM and its kin
+    print it: `fpr_at_tpr_official(-ood_scores, -id_scores)`.
+    """
+    ranking = rank_both(id_scores, ood_scores)
+    recall = ranking.positives / ranking.positives[-1]
+    complete = int(np.argmax(recall == 1.0))  # lower thresholds cannot add recall, and the published code drops them
+    nearest = complete - int(np.argmin(np.abs(recall[complete::-1] - _share(tpr))))
+    return float(ranking.negatives[nearest] / ranking.negatives[-1])
+
+
 def tnr_at_tpr(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -> float:
     """Share of ID inputs let through when at least `tpr` of the OOD inputs are caught: `1 − fpr_at_tpr`."""
     return 1.0 - fpr_at_tpr(id_scores, ood_scores, tpr)
