@@ -1,0 +1,132 @@
+"""ASH: most features can go, and what remains tells more."""
+
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ood_toolkit.detectors.rectifier import Rectifier, checked_percentile
+
+
+def kept_count(width: int, percentile: float) -> int:
+    """`D − round(D p / 100)`, halves rounded to even as in the authors' code, and at least 1."""
+    return max(1, width - round(width * percentile / 100))
+
+
+def largest(features: Float[Tensor, "N D"], percentile: float) -> Bool[Tensor, "N D"]:
+    """Which features of a row belong to its `kept_count` largest; among equals, the first ones.
+
+    `topk` leaves the choice among equals to the device, and after a ReLU equals are common: zeros.
+    """
+    kept = kept_count(features.shape[1], percentile)
+    threshold = features.kthvalue(features.shape[1] - kept + 1, dim=1, keepdim=True).values
+    mask = features >= threshold
+    tied = mask.sum(dim=1) > kept
+    if tied.any():
+        rows, limit = features[tied], threshold[tied]
+        above = rows > limit
+        equal = rows == limit
+        spare = kept - above.sum(dim=1, keepdim=True)
+        mask[tied] = above | (equal & (equal.cumsum(dim=1) <= spare))
+    return mask
+
+
+def concentration(features: Float[Tensor, "N D"], percentile: float) -> Float[Tensor, "N 1"]:
+    """`s₁ / s₂`: the sum of all features over the sum of the largest ones; 1 where the latter is 0.
+
+    With features of both signs the ratio can be any number; it is limited to ±80 so that its exponential is finite.
+    """
+    kept = kept_count(features.shape[1], percentile)
+    top = features.topk(kept, dim=1, sorted=False).values.sum(dim=1, keepdim=True)
+    ratio = features.sum(dim=1, keepdim=True) / torch.where(top == 0, 1.0, top)
+    return torch.where(top == 0, 1.0, ratio).clamp(-80.0, 80.0)
+
+
+class ActivationShaping(Rectifier):
+    """Keeps the largest features of each row, zeroes the others, then treats what is left.
+
+    Args:
+        percentile: share of the features that is dropped, in percent of the D features of the row.
+        score: the equation that reads the new logits.
+    """
+
+    paper = (
+        "Djurisic et al., Extremely Simple Activation Shaping for Out-of-Distribution Detection, ICLR 2023, "
+        "arXiv:2209.09858"
+    )
+    cite = "djurisic2023ash"
+
+    def __init__(self, percentile: float, score: str) -> None:
+        super().__init__(score)
+        self.percentile = checked_percentile(percentile)
+
+    @abstractmethod
+    def rectify(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """The shaped features."""
+
+
+class ASHPDetector(ActivationShaping):
+    """Flags inputs whose few largest features do not make a confident prediction. Needs no training data.
+
+    The plainest of the three: prune, nothing else (Algorithm 1 of the paper). ASH-B and ASH-S do better in the paper.
+
+    Args:
+        percentile: share of the features that is dropped, in percent. The paper's ImageNet/ResNet-50 value is 60.
+        score: the equation that reads the new logits.
+
+    Features are the pooled ones, as in the authors' networks; shaping the feature map before pooling ranks otherwise.
+    """
+
+    name = "ash_p"
+
+    def __init__(self, percentile: float = 60.0, score: str = "energy") -> None:
+        super().__init__(percentile, score)
+
+    def rectify(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """The largest features; zero elsewhere."""
+        return features * largest(features, self.percentile)
+
+
+class ASHBDetector(ActivationShaping):
+    """Flags inputs by *which* features are largest, not by how large they are. Needs no training data.
+
+    Algorithm 2 of the paper: the k kept features all become `s₁ / k`, s₁ being the row's sum before pruning.
+
+    Args:
+        percentile: share of the features that is dropped, in percent. The paper's ImageNet/ResNet-50 value is 65.
+        score: the equation that reads the new logits.
+    """
+
+    name = "ash_b"
+
+    def __init__(self, percentile: float = 65.0, score: str = "energy") -> None:
+        super().__init__(percentile, score)
+
+    def rectify(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """`s₁ / k` at the largest features; zero elsewhere."""
+        fill = features.sum(dim=1, keepdim=True) / kept_count(features.shape[1], self.percentile)
+        return largest(features, self.percentile) * fill
+
+
+class ASHSDetector(ActivationShaping):
+    """Flags inputs whose pruned features, sharpened by how much was pruned, are unconvincing. Needs no training data.
+
+    The paper's best variant on ImageNet. Algorithm 3: kept features times `exp(s₁ / s₂)`, the row's sums before and
+    after pruning.
+
+    Args:
+        percentile: share of the features that is dropped, in percent. The paper's ImageNet/ResNet-50 value is 90.
+        score: the equation that reads the new logits.
+
+    Meant for non-negative features. Where features have both signs, `s₁ / s₂` is limited to ±80.
+    """
+
+    name = "ash_s"
+
+    def __init__(self, percentile: float = 90.0, score: str = "energy") -> None:
+        super().__init__(percentile, score)
+
+    def rectify(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """The largest features, times `exp(s₁ / s₂)`; zero elsewhere."""
+        return features * largest(features, self.percentile) * concentration(features, self.percentile).exp()
