@@ -92,6 +92,9 @@ def _members(package: ModuleType, base: type[Fitted]) -> dict[str, type[Any]]:
 
 def _build(spec: str, what: str, known: dict[str, type[Any]], bases: tuple[type[Any], ...]) -> Any:
     name, arguments = parse(spec)
+    adapter, colon, variant = name.partition(":")
+    if colon and hasattr(known.get(adapter), "variant"):  # another package's method: netcal:BBQ(...)
+        return known[adapter].variant(variant, arguments)
     kind = _imported(name, what, bases) if ":" in name else known.get(name.replace("-", "_"))
     if kind is None:
         close = difflib.get_close_matches(name, known, n=1)

@@ -2,16 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ood_toolkit.fitted import Fitted
+from ood_toolkit.fitted import Fitted, parse
 from ood_toolkit.outputs import full_precision
 from ood_toolkit.stats import row_chunks
 
+Kind = TypeVar("Kind", bound=Fitted)
 Family = Literal["scaling", "binning", "isotonic", "composition", "prior", "ensemble"]
 
 
@@ -121,3 +122,21 @@ def rowwise(function: Callable[[Tensor], Tensor], logits: Float[Tensor, "N C"]) 
         block = slice(start, start + chunks.step)
         result[block] = function(logits[block].double())
     return result
+
+
+def from_spec(spec: str, base: type[Kind]) -> Kind:
+    """An unfitted part of a composition, from its spec: `temperature`, `histogram(bins=20)`.
+
+    Known are the imported subclasses of `base`; `registry.build_calibrator` reads the same specs from above.
+    """
+    name, arguments = parse(spec)
+    name, _, variant = name.partition(":")
+    known: dict[str, Any] = {kind.name: kind for kind in _descendants(base) if "name" in vars(kind)}
+    if name not in known:
+        raise ValueError(f"no {base.__name__} is named {name!r}; known: {', '.join(sorted(known))}")
+    return known[name].variant(variant, arguments) if variant else known[name](**arguments)
+
+
+def _descendants(kind: type[Kind]) -> list[type[Kind]]:
+    direct = kind.__subclasses__()
+    return [*direct, *(below for child in direct for below in _descendants(child))]
