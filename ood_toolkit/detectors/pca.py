@@ -17,6 +17,24 @@ def reconstruction_error(rows: Float[Tensor, "N M"], axes: Float[Tensor, "M q"])
     return torch.linalg.vector_norm(rows - (rows @ axes) @ axes.T, dim=1)
 
 
+def draw_frequencies(
+    width: int, features: int, *, gamma: float, seed: int
+) -> tuple[Float[Tensor, "D M"], Float[Tensor, " M"]]:
+    """Ω ~ N(0, 2γ I) and u uniform in [0, 2π), for `exp(−γ ‖a − b‖²)`. On the CPU: every device draws the same."""
+    generator = torch.Generator().manual_seed(seed)
+    frequencies = torch.randn(width, features, generator=generator, dtype=torch.float64)
+    phases = torch.rand(features, generator=generator, dtype=torch.float64)
+    return math.sqrt(2 * gamma) * frequencies, 2 * math.pi * phases
+
+
+def fourier_features(
+    rows: Float[Tensor, "N D"], frequencies: Float[Tensor, "D M"], phases: Float[Tensor, " M"]
+) -> Float[Tensor, "N M"]:
+    """`√(2/M) cos(xΩ + u)`: products of such rows are those of a shift-invariant kernel, up to O(1/√M)."""
+    angles = torch.addmm(phases.to(rows), rows, frequencies.to(rows))
+    return angles.cos_().mul_(math.sqrt(2 / angles.shape[1]))
+
+
 class PCADetector(Detector):
     """Flags features that the principal components of the training features reconstruct badly.
 
@@ -132,19 +150,14 @@ class CoRPDetector(CoPDetector):
 
     def fit(self, train: Outputs) -> Self:
         """One sweep over all rows, labelled or not."""
-        width = self.width or 2 * train.width
-        generator = torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device draws the same
-        device = train.features.device
-        frequencies = torch.randn(train.width, width, generator=generator, dtype=torch.float64)
-        self.frequencies = (math.sqrt(2 * self.gamma) * frequencies).to(device)
-        self.phases = (2 * math.pi * torch.rand(width, generator=generator, dtype=torch.float64)).to(device)
+        shape = train.width, self.width or 2 * train.width
+        frequencies, phases = draw_frequencies(*shape, gamma=self.gamma, seed=self.seed)
+        self.frequencies, self.phases = frequencies.to(train.features.device), phases.to(train.features.device)
         return super().fit(train)
 
     def mapped(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N M"]:
         """The random Fourier features of the directions."""
-        rows = l2_normalise(features)
-        angles = torch.addmm(self.phases.to(rows), rows, self.frequencies.to(rows))
-        return angles.cos_().mul_(math.sqrt(2 / angles.shape[1]))
+        return fourier_features(l2_normalise(features), self.frequencies, self.phases)
 
 
 def _kept(covariance: Float[Tensor, "M M"], dim: int | None, variance: float) -> Float[Tensor, "M q"]:
