@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from ood_toolkit.models.head import LOGITS, as_head, as_rows, describe_break, find_head, is_linear, logits_of
+from ood_toolkit.models.stages import find_stages
+from ood_toolkit.models.taps import Tap, TapPlan, build_tap
 from ood_toolkit.outputs import UNKNOWN, Head, Outputs, full_precision
 
 Images = Float[Tensor, "N channels H W"] | UInt8[Tensor, "N channels H W"]
@@ -36,7 +38,8 @@ class Classifier(nn.Module):
         std: what every channel is divided by, > 0.
         head: the head's module name; "logits" for a model without one: its logits are its features too, under an
             identity head. Found by itself by default.
-        taps: further tensors to keep from inner layers; see `ood_toolkit.models.taps`.
+        taps: further tensors to keep from inner layers; see `ood_toolkit.models.taps`. Those that this model cannot
+            give are left out of `outputs.taps`; `tap_gaps` says why.
         amp: run the model under autocast in this dtype (`torch.float16`, `torch.bfloat16`). Features then carry that
             dtype's rounding, but logits are made from them in float32: half precision would make ties.
     """
@@ -65,6 +68,16 @@ class Classifier(nn.Module):
         self.amp = amp
         self.head_name = head
         """Module name of the head, or "logits"; None until the first batch has shown it."""
+        self.tap_gaps: dict[str, str] = {}
+        """Why this model does not give a tap it was asked for, by spec; filled at the first batch."""
+        self._taps: dict[str, Tap] = {}
+        for spec in self.taps:
+            tap = build_tap(spec)
+            if tap is None:
+                self.tap_gaps[spec] = "comes from no single classifier"
+            else:
+                self._taps[spec] = tap
+        self._plan: TapPlan | None = None
         self._checked = False
         self._fingerprint = ""
 
@@ -139,7 +152,25 @@ class Classifier(nn.Module):
                 broken = describe_break(type(self.model).__name__, self.head_name, self.head, seen, logits)
                 if broken:
                     raise ValueError(broken)
+            if self._taps and self._plan is None:
+                self._plan = self._plan_taps(images)
         self._checked = True
+
+    def _plan_taps(self, images: Tensor) -> TapPlan:
+        """Tries every tap by itself; a plan for those that this model gives."""
+        stages = find_stages(self.model, lambda: self._features(images))
+        for spec, tap in list(self._taps.items()):
+            try:
+                plan, kept = TapPlan(self.model, stages, {spec: tap}), {}
+                with plan.watching(kept):
+                    self._features(images)
+                plan.fill(kept, lambda inside: self._features(images, inside))
+            except (ValueError, RuntimeError) as error:
+                if getattr(tap, "layers", None) is not None:
+                    raise ValueError(f"tap {spec}: {error}") from error
+                self.tap_gaps[spec] = str(error).splitlines()[0]
+                del self._taps[spec]
+        return TapPlan(self.model, stages, self._taps)
 
     def fingerprint(self) -> str:
         """SHA-256 of all that decides the outputs: weights, architecture, normalisation, head and taps.
@@ -158,12 +189,16 @@ class Classifier(nn.Module):
         return self._fingerprint
 
     def _outputs(self, images: Tensor, amp: torch.dtype | None) -> Outputs:
-        """One pass with the head's input captured; gradients as the caller has set them."""
+        """One pass with the head's input and the taps captured; gradients as the caller has set them."""
         self._check_images(images)
         seen: dict[str, Tensor] = {}
+        kept: dict[tuple[str, str], Tensor] = {}
         layer = None if self.head_name == LOGITS else self.layer
-        with _evaluating(self.model), _capturing(layer, seen), _autocast(self.device, amp):
-            logits = logits_of(self.model(self._normalise(images)))
+        watching = self._plan.watching(kept) if self._plan else nullcontext()
+        with _evaluating(self.model), _autocast(self.device, amp):
+            with _capturing(layer, seen), watching:
+                logits = logits_of(self.model(self._normalise(images)))
+            taps = self._plan.fill(kept, lambda inside: self._features(images, inside)) if self._plan else {}
         if layer is None:
             features = logits = full_precision(logits)
             head = Head.identity(logits.shape[1], logits)
@@ -178,7 +213,16 @@ class Classifier(nn.Module):
             features=features,
             labels=torch.full((len(logits),), UNKNOWN, dtype=torch.int64, device=logits.device),
             head=head,
+            taps=taps,
         )
+
+    def _features(self, images: Tensor, inside: AbstractContextManager[Any] | None = None) -> Tensor:
+        """What enters the head in a pass inside a context; the model is in eval mode already."""
+        seen: dict[str, Tensor] = {}
+        layer = None if self.head_name == LOGITS else self.layer
+        with inside or nullcontext(), _capturing(layer, seen):
+            logits = logits_of(self.model(self._normalise(images)))
+        return full_precision(seen.get("features", logits))
 
     def _normalise(self, images: Tensor) -> Tensor:
         """Images on the model's device, in its dtype, normalised; never the caller's own memory."""

@@ -1,0 +1,313 @@
+"""Taps: what detectors of inner layers keep of a pass, reduced on the device to one small tensor per image.
+
+`Classifier(model, taps=("stage_means", "stage_gram(layers=('layer3','layer4'))"))` fills `outputs.taps` under these
+very words.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ood_toolkit.detectors.ash import concentration, kept_count, largest
+from ood_toolkit.detectors.layers import join_layers
+from ood_toolkit.fitted import parse
+from ood_toolkit.models.stages import Map, Stages, as_map, hooked, like_output
+
+Edit = Callable[[Map], Map]
+
+
+class Tap(ABC):
+    """One thing to keep of inner layers."""
+
+    name: ClassVar[str]
+
+
+class Reduction(Tap):
+    """Reduces the map of every layer, in the pass itself; the results lie side by side, see `join_layers`.
+
+    Args:
+        layers: module names; by default the model's stages, see `find_stages`.
+    """
+
+    def __init__(self, layers: Sequence[str] | None = None) -> None:
+        self.layers = None if layers is None else tuple(layers)
+
+    @abstractmethod
+    def reduce(self, layer: Map) -> Float[Tensor, "N *rest D"]:
+        """What is kept of one layer's map."""
+
+
+class StageMeans(Reduction):
+    """(N, D₁ + … + D_L + L − 1): every stage's mean over its positions."""
+
+    name = "stage_means"
+
+    def reduce(self, layer: Map) -> Float[Tensor, "N D"]:
+        """The mean over positions."""
+        return layer.mean(dim=2)
+
+
+class StageGram(Reduction):
+    """(N, powers, D₁ + … + D_L + L − 1): every stage's `gram_rows`.
+
+    Args:
+        layers: module names; by default the model's stages.
+        powers: orders 1 to this one.
+    """
+
+    name = "stage_gram"
+
+    def __init__(self, layers: Sequence[str] | None = None, powers: int = 10) -> None:
+        super().__init__(layers)
+        self.powers = powers
+
+    def reduce(self, layer: Map) -> Float[Tensor, "N powers D"]:
+        """The row statistics of the Gram matrices."""
+        return gram_rows(layer, self.powers)
+
+
+class Edited(Tap):
+    """The features that enter the head when a map on the way there is edited.
+
+    Where the head reads the mean of the very map, they cost nothing beyond the edit. Anywhere else, the model runs
+    once more with the edited map in place.
+    """
+
+    @abstractmethod
+    def edits(self, stages: Stages) -> list[tuple[str, Edit]]:
+        """Module names and what to do to their maps; more than one give a stack of features."""
+
+
+class RankOneRemoved(Edited):
+    """(N, 2, D): features after the last stage, then the last but one, has lost its rank-1 component."""
+
+    name = "rank_one_removed"
+
+    def edits(self, stages: Stages) -> list[tuple[str, Edit]]:
+        """The two last stages."""
+        if len(stages.names) < 2:
+            raise ValueError("RankFeat edits the last two stages, but this model shows fewer")
+        return [(name, without_rank_one) for name in (stages.names[-1], stages.names[-2])]
+
+
+class ShapedMap(Edited):
+    """(N, D): the features when all numbers of an image's last map are shaped together."""
+
+    def edits(self, stages: Stages) -> list[tuple[str, Edit]]:
+        """The map that is pooled, or the last stage."""
+        if not (stages.pooled or stages.names):
+            raise ValueError("this model shows no feature map")
+        return [(stages.pooled or stages.names[-1], lambda layer: self.shape(layer.flatten(1)).view_as(layer))]
+
+    @abstractmethod
+    def shape(self, rows: Float[Tensor, "N DP"]) -> Float[Tensor, "N DP"]:
+        """What becomes of all numbers of a map."""
+
+
+class _Percentile(ShapedMap):
+    def __init__(self, percentile: float) -> None:
+        self.percentile = percentile
+
+
+class ASHPMap(_Percentile):
+    """ASH-P on the map."""
+
+    name = "ash_p_map"
+
+    def __init__(self, percentile: float = 60.0) -> None:
+        super().__init__(percentile)
+
+    def shape(self, rows: Float[Tensor, "N DP"]) -> Float[Tensor, "N DP"]:
+        """The largest numbers; zero elsewhere."""
+        return rows * largest(rows, self.percentile)
+
+
+class ASHBMap(_Percentile):
+    """ASH-B on the map."""
+
+    name = "ash_b_map"
+
+    def __init__(self, percentile: float = 65.0) -> None:
+        super().__init__(percentile)
+
+    def shape(self, rows: Float[Tensor, "N DP"]) -> Float[Tensor, "N DP"]:
+        """The sum, shared equally by the largest numbers; zero elsewhere."""
+        share = rows.sum(dim=1, keepdim=True) / kept_count(rows.shape[1], self.percentile)
+        return largest(rows, self.percentile) * share
+
+
+class ASHSMap(_Percentile):
+    """ASH-S on the map."""
+
+    name = "ash_s_map"
+
+    def __init__(self, percentile: float = 90.0) -> None:
+        super().__init__(percentile)
+
+    def shape(self, rows: Float[Tensor, "N DP"]) -> Float[Tensor, "N DP"]:
+        """The largest numbers, scaled by how much was pruned; zero elsewhere."""
+        return rows * largest(rows, self.percentile) * concentration(rows, self.percentile).exp()
+
+
+class SCALEMap(_Percentile):
+    """SCALE on the map."""
+
+    name = "scale_map"
+
+    def __init__(self, percentile: float = 85.0) -> None:
+        super().__init__(percentile)
+
+    def shape(self, rows: Float[Tensor, "N DP"]) -> Float[Tensor, "N DP"]:
+        """All numbers, scaled."""
+        return rows * concentration(rows, self.percentile).exp()
+
+
+class ReActMap(ShapedMap):
+    """ReAct on the map, at a threshold that is given beforehand: the pass that would show it is this one."""
+
+    name = "react_map"
+
+    def __init__(self, threshold: float = 1.0) -> None:
+        self.threshold = threshold
+
+    def shape(self, rows: Float[Tensor, "N DP"]) -> Float[Tensor, "N DP"]:
+        """Numbers, at most the threshold."""
+        return rows.clamp(max=self.threshold)
+
+
+TAPS: dict[str, type[Tap]] = {
+    tap.name: tap for tap in (StageMeans, StageGram, RankOneRemoved, ASHPMap, ASHBMap, ASHSMap, SCALEMap, ReActMap)
+}
+"""Every tap that a model can give, by name. A new one is a class and a word here."""
+
+
+def build_tap(spec: str) -> Tap | None:
+    """The tap that a spec such as `stage_means(layers=('layer4',))` asks for; None if no model gives it."""
+    name, arguments = parse(spec)
+    kind: Any = TAPS.get(name)
+    if kind is None:
+        return None
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"tap {spec}: {error}; it takes {', '.join(inspect.signature(kind).parameters)}") from None
+
+
+class TapPlan:
+    """How the passes of one model fill one set of taps.
+
+    Args:
+        model: the model.
+        stages: its inner layers.
+        taps: taps by spec.
+    """
+
+    def __init__(self, model: nn.Module, stages: Stages, taps: dict[str, Tap]) -> None:
+        self._model = model
+        self._layers: dict[str, tuple[str, ...]] = {}
+        self._free: dict[str, dict[str, Callable[[Map], Tensor]]] = {}
+        self._reruns: list[tuple[str, str, Edit]] = []
+        for spec, tap in taps.items():
+            if isinstance(tap, Reduction):
+                self._layers[spec] = stages.chosen(tap.layers)
+                for layer in self._layers[spec]:
+                    self._free.setdefault(layer, {})[spec] = tap.reduce
+            elif isinstance(tap, Edited):
+                edits = tap.edits(stages)
+                self._layers[spec] = tuple(layer for layer, _ in edits)
+                for layer, edit in edits:
+                    if layer == stages.pooled:
+                        self._free.setdefault(layer, {})[spec] = _then_mean(edit)
+                    else:
+                        self._reruns.append((spec, layer, edit))
+        self._joined = {spec for spec, tap in taps.items() if isinstance(tap, Reduction)}
+        missing = sorted(
+            {layer for layers in self._layers.values() for layer in layers} - dict(model.named_modules()).keys()
+        )
+        if missing or not all(self._layers.values()):
+            raise ValueError(
+                f"{type(model).__name__} has no layers {missing}; name some of its modules"
+                if missing
+                else f"no stages are found in {type(model).__name__}; name them with layers=(...)"
+            )
+
+    def watching(self, kept: dict[tuple[str, str], Tensor]) -> AbstractContextManager[None]:
+        """While this lasts, a pass leaves its reductions in `kept`, by (spec, layer)."""
+
+        def reduce(layer: str) -> Callable[[Tensor], None]:
+            def keep(output: Tensor) -> None:
+                seen = as_map(output, self._model)
+                for spec, function in self._free[layer].items():
+                    kept[spec, layer] = function(seen)
+
+            return keep
+
+        return hooked(self._model, {layer: reduce(layer) for layer in self._free})
+
+    def fill(
+        self,
+        kept: dict[tuple[str, str], Tensor],
+        rerun: Callable[[AbstractContextManager[None]], Tensor],
+    ) -> dict[str, Tensor]:
+        """The taps by spec.
+
+        Args:
+            kept: what the watched pass has left.
+            rerun: runs the model on the same images inside a context, and returns what entered the head.
+        """
+        for spec, layer, edit in self._reruns:
+            kept[spec, layer] = rerun(hooked(self._model, {layer: self._replacing(edit)}))
+        filled: dict[str, Tensor] = {}
+        for spec, layers in self._layers.items():
+            silent = [layer for layer in layers if (spec, layer) not in kept]
+            if silent:
+                raise ValueError(f"the layers {silent} are not called in a forward pass")
+            parts = [kept[spec, layer] for layer in layers]
+            if spec in self._joined:
+                filled[spec] = join_layers(parts)
+            else:
+                filled[spec] = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1)
+        return filled
+
+    def _replacing(self, edit: Edit) -> Callable[[Tensor], Tensor]:
+        return lambda output: like_output(edit(as_map(output, self._model)), output, self._model)
+
+
+def _then_mean(edit: Edit) -> Callable[[Map], Tensor]:
+    return lambda layer: edit(layer).mean(dim=2)
+
+
+def gram_rows(layer: Map, powers: int) -> Float[Tensor, "N powers D"]:
+    """Row sums of the Gram matrix of order p, `G_p = (Fᵖ Fᵖᵀ)^(1/p)`, for p = 1 to `powers` (Sastry and Oore, Sec. 3).
+
+    As in the authors' code the sum over a row is taken first and the (signed) root of the sum after it. The D × D
+    matrix is never built: its row sums are `Fᵖ (Fᵖᵀ 1)`. Numbers are divided by the image's largest one, and the
+    result multiplied by its square, because a 10th power leaves the range of float32.
+    """
+    wide = layer if layer.device.type == "mps" else layer.double()
+    largest_number = wide.abs().amax(dim=(1, 2), keepdim=True)
+    base = wide / torch.where(largest_number == 0, 1.0, largest_number)
+    power, rows = torch.ones_like(base), []
+    for order in range(1, powers + 1):
+        power = power * base
+        sums = torch.einsum("ndp,np->nd", power, power.sum(dim=1))
+        rows.append(sums.sign() * sums.abs() ** (1 / order))
+    return (torch.stack(rows, dim=1) * largest_number.square()).to(layer.dtype)
+
+
+def without_rank_one(layer: Map) -> Map:
+    """`X − σ₁ u₁ v₁ᵀ`: the map of each image without its first singular component (Song et al., Eq. 4).
+
+    The singular vector is the first eigenvector of the smaller of `X Xᵀ` and `Xᵀ X`, in float64.
+    """
+    if layer.shape[1] < layer.shape[2]:
+        return without_rank_one(layer.transpose(1, 2)).transpose(1, 2)
+    wide = layer.double()
+    first = torch.linalg.eigh(wide.transpose(1, 2) @ wide).eigenvectors[:, :, -1:]
+    return (wide - (wide @ first) @ first.transpose(1, 2)).to(layer.dtype)
