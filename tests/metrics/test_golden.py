@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from metric_cases import reference_arrays, reference_json, softmax
 
 from ood_toolkit import metrics as m
-from tests.metrics.cases import reference_arrays, reference_json, softmax
 
 DETECTION = [
     ("openood", "AUROC", m.auroc),

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from metric_cases import case_a, case_b, case_c, reference_arrays, softmax, two_samples
 
 from ood_toolkit import metrics as m
-from tests.metrics.cases import case_a, case_b, case_c, softmax, two_samples
 
 NEAR = 1e-6
 CASES = {"A": case_a, "B": case_b, "C": case_c}
@@ -118,8 +118,6 @@ def test_aurra_of_ties_lies_between_the_orders_that_sorting_may_leave():
 
 
 def test_the_softmax_of_the_golden_logits_gives_the_quoted_confidence():
-    from tests.metrics.cases import reference_arrays
-
     arrays = reference_arrays("golden/metric_cases_open.npz")
     confidence = softmax(arrays["cls_a/logits"].astype(np.float64)).max(axis=1)
     assert np.abs(confidence - arrays["cls_a/confidence"]).max() < 1e-12
