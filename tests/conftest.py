@@ -76,6 +76,15 @@ class Golden:
         head = Head(self.inputs["W"], self.inputs["b"])
         return Outputs(logits=self.inputs[f"{split}_logits"], features=features, labels=labels, head=head).to(dtype)
 
+    def clip_outputs(self) -> tuple[Outputs, Outputs]:
+        """(ID, OOD) image embeddings under a zero-shot head of scale 100, with cosines to 500 negative labels."""
+        head = Head(100 * self.inputs["clip_text"], torch.zeros(len(self.inputs["clip_text"])))
+        images, labels = self.inputs["clip_image"], self.inputs["clip_image_labels"]
+        taps = {"negative_cosines": images @ self.inputs["clip_neg_text"].T}
+        both = Outputs(logits=head(images), features=images, labels=labels, head=head, taps=taps)
+        known = self.inputs["clip_image_is_id"].bool()
+        return both.rows(known), both.rows(~known)
+
     def check(
         self, key: str, id_scores: Tensor, ood_scores: Tensor, *, offset: float = 0.0, scale: float = 1.0
     ) -> None:

@@ -33,13 +33,15 @@ def best_temperature(train: Outputs) -> float:
     if not any(bool((batch.labels >= 0).any()) for batch in train.batches()):
         raise ValueError("fitting a temperature needs labelled rows, but there are none; give a temperature instead")
     low, high = 1 / _BOUNDS[1], 1 / _BOUNDS[0]
-    beta = 1.0
+    beta, before = 1.0, math.inf
     for _ in range(100):
         slope, curvature = likelihood_slopes(train, beta)
         # the NLL is convex in β, so the sign of the slope says on which side the minimum lies
         low, high = (low, beta) if slope > 0 else (beta, high)
         step = -slope / curvature if curvature > 0 else math.inf
-        proposed = beta + step if low < beta + step < high else math.sqrt(low * high)
+        # far out on an exponential tail Newton's steps are all alike: halve the bracket where one did not help much
+        helps = low < beta + step < high and abs(slope) <= 0.25 * before
+        proposed, before = beta + step if helps else math.sqrt(low * high), abs(slope)
         if abs(proposed - beta) <= 1e-10 * beta:
             break
         beta = proposed

@@ -1,5 +1,6 @@
 """Scores of several predictions for one input: an ensemble, Monte-Carlo dropout, or test-time augmentation."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -17,7 +18,7 @@ _TAP = "member_logits"
 
 def log_mean(member_logs: Float[Tensor, "N M C"]) -> Float[Tensor, "N C"]:
     """The log of the mean of the members' probabilities, exact at both ends."""
-    small = member_logs.logsumexp(dim=1) - torch.tensor(member_logs.shape[1]).log()
+    small = member_logs.logsumexp(dim=1) - math.log(member_logs.shape[1])
     large = member_logs.expm1().mean(dim=1).clamp_min(-0.75).log1p()
     return torch.where(small > -0.5, large, small)
 
@@ -38,7 +39,9 @@ def mutual_information(member_logits: Float[Tensor, "N M C"]) -> Float[Tensor, "
     mean = log_mean(logs).unsqueeze(1)
     lowest = torch.finfo(logs.dtype).min / 4
     gap = logs.clamp_min(lowest) - mean.clamp_min(lowest)
-    terms = logs.exp() * gap - (logs.expm1() - mean.expm1())
+    # p − p̄ without rounding, near 0 and near 1
+    difference = torch.where(mean > -0.5, logs.expm1() - mean.expm1(), logs.exp() - mean.exp())
+    terms = logs.exp() * gap - difference
     return terms.sum(dim=2).mean(dim=1)
 
 
