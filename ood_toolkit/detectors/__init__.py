@@ -5,6 +5,9 @@ from ood_toolkit.detectors.ash import ASHPDetector as ASHPDetector
 from ood_toolkit.detectors.ash import ASHSDetector as ASHSDetector
 from ood_toolkit.detectors.base import Detector as Detector
 from ood_toolkit.detectors.base import LiveDetector as LiveDetector
+from ood_toolkit.detectors.cadref import CADRefDetector as CADRefDetector
+from ood_toolkit.detectors.cadref import CARefDetector as CARefDetector
+from ood_toolkit.detectors.cfood import CFOODDetector as CFOODDetector
 from ood_toolkit.detectors.clip import ClipCosineDetector as ClipCosineDetector
 from ood_toolkit.detectors.clip import ClipEnergyDetector as ClipEnergyDetector
 from ood_toolkit.detectors.clip import ClipEntropyDetector as ClipEntropyDetector
@@ -17,8 +20,12 @@ from ood_toolkit.detectors.doctor import DoctorAlphaDetector as DoctorAlphaDetec
 from ood_toolkit.detectors.doctor import DoctorBetaDetector as DoctorBetaDetector
 from ood_toolkit.detectors.energy import EnergyDetector as EnergyDetector
 from ood_toolkit.detectors.entropy import EntropyDetector as EntropyDetector
+from ood_toolkit.detectors.fdbd import FDBDDetector as FDBDDetector
 from ood_toolkit.detectors.gen import GENDetector as GENDetector
 from ood_toolkit.detectors.gmm import GMMDetector as GMMDetector
+from ood_toolkit.detectors.gradnorm import GradNormDetector as GradNormDetector
+from ood_toolkit.detectors.gradnorm import GradUncertaintyDetector as GradUncertaintyDetector
+from ood_toolkit.detectors.grood import GROODDetector as GROODDetector
 from ood_toolkit.detectors.igeood import IgeoodDetector as IgeoodDetector
 from ood_toolkit.detectors.kl_matching import KLMatchingDetector as KLMatchingDetector
 from ood_toolkit.detectors.knn import KNNDetector as KNNDetector
@@ -33,9 +40,12 @@ from ood_toolkit.detectors.margin import MarginDetector as MarginDetector
 from ood_toolkit.detectors.maxlogit import MaxLogitDetector as MaxLogitDetector
 from ood_toolkit.detectors.maxlogit_pnorm import MaxLogitPNormDetector as MaxLogitPNormDetector
 from ood_toolkit.detectors.msp import MSPDetector as MSPDetector
+from ood_toolkit.detectors.nac import NACDetector as NACDetector
+from ood_toolkit.detectors.nci import NCIDetector as NCIDetector
 from ood_toolkit.detectors.neco import NECODetector as NECODetector
 from ood_toolkit.detectors.neglabel import NegLabelDetector as NegLabelDetector
 from ood_toolkit.detectors.neglabel import OutlierPromptsDetector as OutlierPromptsDetector
+from ood_toolkit.detectors.nnguide import NNGuideDetector as NNGuideDetector
 from ood_toolkit.detectors.openmax import OpenMaxDetector as OpenMaxDetector
 from ood_toolkit.detectors.pca import CoPDetector as CoPDetector
 from ood_toolkit.detectors.pca import CoRPDetector as CoRPDetector
@@ -43,7 +53,10 @@ from ood_toolkit.detectors.pca import PCADetector as PCADetector
 from ood_toolkit.detectors.pnml import PNMLDetector as PNMLDetector
 from ood_toolkit.detectors.react import ReActDetector as ReActDetector
 from ood_toolkit.detectors.rel_u import RelUDetector as RelUDetector
+from ood_toolkit.detectors.relation import RelationDetector as RelationDetector
 from ood_toolkit.detectors.scale import SCALEDetector as SCALEDetector
+from ood_toolkit.detectors.she import SHEDetector as SHEDetector
+from ood_toolkit.detectors.sirc import SIRCDetector as SIRCDetector
 from ood_toolkit.detectors.ssd import SSDDetector as SSDDetector
 from ood_toolkit.detectors.tempscale import TempScaleDetector as TempScaleDetector
 from ood_toolkit.detectors.uncertainty import ExpectedEntropyDetector as ExpectedEntropyDetector
@@ -57,3 +70,4 @@ from ood_toolkit.detectors.vim import ViMDetector as ViMDetector
 from ood_toolkit.detectors.vra import VRADetector as VRADetector
 from ood_toolkit.detectors.wdiscood import WDiscOODDetector as WDiscOODDetector
 from ood_toolkit.detectors.weighted_energy import WeightedEnergyDetector as WeightedEnergyDetector
+from ood_toolkit.detectors.weiper import WeiPerDetector as WeiPerDetector

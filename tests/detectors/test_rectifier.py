@@ -4,8 +4,8 @@ import torch
 from scipy.special import log_softmax, softmax
 from scipy.stats import entropy as scipy_entropy
 
-from ood_toolkit.detectors.rectifier import HEAD_SCORES, Rectifier, checked_percentile
 from ood_toolkit.detectors.react import ReActDetector
+from ood_toolkit.detectors.rectifier import HEAD_SCORES, Rectifier, checked_percentile
 from ood_toolkit.detectors.scale import SCALEDetector
 from ood_toolkit.testing import check_detector, synthetic_outputs
 
@@ -48,9 +48,8 @@ def test_head_scores_are_those_of_scipy():
 
 
 @pytest.mark.parametrize("score", sorted(HEAD_SCORES))
-@pytest.mark.parametrize("kind", [ReActDetector, SCALEDetector])
-def test_every_head_score_keeps_the_laws(kind, score):
-    check_detector(kind(score=score))
+def test_every_head_score_keeps_the_laws(score):
+    check_detector(SCALEDetector(score=score))
 
 
 def test_the_score_parameter_survives_spec_repr_and_clone():

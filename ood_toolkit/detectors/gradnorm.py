@@ -1,0 +1,82 @@
+"""GradNorm and its squared-L2 sibling: gradients of the head's weight, without a backward pass."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ood_toolkit.detectors.base import Detector
+from ood_toolkit.outputs import Outputs
+
+GRADIENTS = ("weight", "weight+bias")
+
+
+def _checked(gradient_of: str) -> str:
+    if gradient_of not in GRADIENTS:
+        raise ValueError(f"gradient_of must be one of {', '.join(GRADIENTS)}, got {gradient_of!r}")
+    return gradient_of
+
+
+class GradNormDetector(Detector):
+    """Flags inputs whose softmax needs little gradient to become uniform. Needs no training data.
+
+    It joins feature norm and confidence in one product. The score is minus the L1 norm of the gradient of the
+    cross-entropy between the uniform distribution and `softmax(z / T)` with respect to the head's weight, which is an
+    outer product: `‖f‖₁ · ‖softmax(z / T) − 1/C‖₁ / T` (the decomposition U · V of the paper's Section 5).
+
+    Args:
+        temperature: T > 0; the paper uses 1.
+        gradient_of: "weight", the paper's choice, or "weight+bias", which adds the bias's gradient:
+            `(‖f‖₁ + 1) · ‖…‖₁ / T`.
+
+    Differs from the authors' code and OpenOOD, which sum the loss over classes where the paper averages: C times.
+    """
+
+    name = "gradnorm"
+    paper = (
+        "Huang et al., On the Importance of Gradients for Detecting Distributional Shifts in the Wild, NeurIPS 2021, "
+        "arXiv:2110.00218"
+    )
+    cite = "huang2021gradnorm"
+    reads = frozenset({"logits", "features"})
+    cost = "O(C + D)"
+
+    def __init__(self, temperature: float = 1.0, gradient_of: str = "weight") -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.gradient_of = _checked(gradient_of)
+
+    def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
+        """(N,) negative gradient norms; higher = more out-of-distribution."""
+        to_uniform = (outputs.logits / self.temperature).softmax(dim=1).sub_(1 / outputs.classes).abs_().sum(dim=1)
+        size = outputs.features.abs().sum(dim=1) + (self.gradient_of == "weight+bias")
+        return -size * to_uniform / self.temperature
+
+
+class GradUncertaintyDetector(Detector):
+    """Flags inputs that a *confounding* label, every class at once, hardly disturbs. Needs no training data.
+
+    The squared L2 norm where GradNorm takes L1. The loss is the binary cross-entropy between the softmax p and a
+    vector of ones; its gradient with respect to the logits is `C p − 1`, so that with respect to the head's weight it
+    has the squared norm `‖f‖₂² · ‖C p − 1‖₂²`, and the score is minus that.
+
+    Args:
+        gradient_of: "weight+bias", all of the head's parameters: `(‖f‖₂² + 1) · ‖…‖₂²`; or "weight".
+
+    Differs from the paper, which takes the norms of all layers and trains a small network on ID and OOD data to read
+    them: this is the head's part, read as pytorch-ood reads it, large = familiar. A supervised reading is not post-hoc.
+    """
+
+    name = "graduncertainty"
+    paper = "Lee and AlRegib, Gradients as a Measure of Uncertainty in Neural Networks, ICIP 2020, arXiv:2008.08030"
+    cite = "lee2020gradients"
+    reads = frozenset({"logits", "features"})
+    cost = "O(C + D)"
+
+    def __init__(self, gradient_of: str = "weight+bias") -> None:
+        super().__init__()
+        self.gradient_of = _checked(gradient_of)
+
+    def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
+        """(N,) negative squared gradient norms; higher = more out-of-distribution."""
+        to_uniform = outputs.logits.softmax(dim=1).mul_(outputs.classes).sub_(1).square_().sum(dim=1)
+        size = outputs.features.square().sum(dim=1) + (self.gradient_of == "weight+bias")
+        return -size * to_uniform

@@ -1,0 +1,91 @@
+import math
+
+import pytest
+import torch
+
+from ood_toolkit.detectors.adascale import AdaSCALEADetector, AdaSCALELDetector, row_concentration, trivial_change
+from ood_toolkit.fitted import NotFitted
+from ood_toolkit.testing import SyntheticClassifier, synthetic_images
+
+KINDS = [AdaSCALEADetector, AdaSCALELDetector]
+
+
+def fitted(kind, classifier, **settings):
+    images = synthetic_images("train", rows=60)[0].to(next(classifier.parameters()).dtype)
+    return kind(**settings).fit(classifier(images)).fit_images(classifier, images.split(25)), images
+
+
+def literal_strangeness(detector, classifier, image):
+    """One image, one number at a time: the changed features among the largest, and how far they moved."""
+    x = image.clone().requires_grad_()
+    outputs = classifier.differentiate(x.unsqueeze(0))
+    outputs.logits[0, int(outputs.logits.argmax())].backward(inputs=[x])
+    gradient = x.grad.flatten()
+    trivial = sorted(range(len(gradient)), key=lambda i: abs(float(gradient[i])))
+    moved = image.flatten().clone()
+    for i in trivial[: int(len(gradient) * detector.pixels)]:
+        moved[i] += detector.epsilon * math.copysign(1.0, float(gradient[i])) if gradient[i] != 0 else 0.0
+    features = outputs.features[0].detach()
+    shifted = classifier(moved.view_as(image).unsqueeze(0)).features[0]
+    order = sorted(range(len(features)), key=lambda d: -float(features[d]))
+    stable = max(1, int(len(features) * detector.stable_percent / 100))
+    shift = max(1, int(len(features) * detector.shift_percent / 100))
+    c = sum(max(0.0, float(shifted[d])) for d in order[:stable])
+    q = sum(abs(float(features[d] - shifted[d])) for d in order[:shift])
+    return c + detector.shift_weight * q, outputs.logits[0].detach(), features
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_the_authors_recipe_image_by_image(kind):
+    classifier = SyntheticClassifier().double()
+    detector, images = fitted(kind, classifier, low_percentile=60.0, high_percentile=90.0, epsilon=0.05)
+    reference = [literal_strangeness(detector, classifier, image)[0] for image in images]
+    torch.testing.assert_close(detector.reference, torch.tensor(sorted(reference), dtype=torch.float64))
+    queries = torch.cat([synthetic_images("id")[0][:4], synthetic_images("ood")[0][:4]]).double()
+    for image, score in zip(queries, detector(classifier, queries), strict=True):
+        strangeness, logits, features = literal_strangeness(detector, classifier, image)
+        share = sum(value <= strangeness for value in reference) / len(reference)
+        percentile = 60.0 + (1 - share) * 30.0
+        kept = max(1, len(features) - round(len(features) * percentile / 100))
+        positive = sorted((max(0.0, float(f)) for f in features), reverse=True)
+        ratio = sum(positive) / sum(positive[:kept])
+        head = classifier.head
+        scaled = (
+            head.weight @ (features * math.exp(ratio)) + head.bias if kind is AdaSCALEADetector else logits * ratio**2
+        )
+        assert float(score) == pytest.approx(-float(scaled.logsumexp(0)), rel=1e-6)
+
+
+def test_only_the_pixels_of_smallest_gradient_change():
+    gradient = torch.tensor([[3.0, -0.1, 0.2, -4.0, 0.0, 5.0, -6.0, 7.0]]).view(1, 2, 2, 2)
+    assert trivial_change(gradient, 0.375).flatten().tolist() == [0, -1, 1, 0, 0, 0, 0, 0]
+
+
+def test_concentration_with_one_percentile_for_all_is_that_of_scale():
+    from ood_toolkit.detectors.ash import concentration
+
+    features = torch.rand(30, 64)
+    torch.testing.assert_close(row_concentration(features, torch.full((30,), 85.0)), concentration(features, 85.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_says_that_images_are_missing(kind):
+    classifier, images = SyntheticClassifier(), synthetic_images("id")[0]
+    detector = kind().fit(classifier(images))
+    with pytest.raises(NotFitted, match="reference"):
+        detector(classifier, images)
+    with pytest.raises(ValueError, match="at least one batch"):
+        detector.fit_images(classifier, [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_ranks_ood_above_id_and_leaves_the_model_alone(kind):
+    classifier = SyntheticClassifier()
+    detector, _ = fitted(kind, classifier)
+    before = {name: p.clone() for name, p in classifier.named_parameters()}
+    ours, theirs = (detector(classifier, synthetic_images(split)[0]) for split in ("id", "ood"))
+    assert (theirs.unsqueeze(1) > ours).double().mean() > 0.75
+    assert all(p.grad is None and torch.equal(p, before[n]) for n, p in classifier.named_parameters())
+    copy = detector.clone()
+    copy.load_state_dict(detector.state_dict())
+    torch.testing.assert_close(copy(classifier, synthetic_images("id")[0]), ours)
