@@ -1,0 +1,424 @@
+"""Fit and score time and peak memory of every registered detector, beside pytorch-ood's on the same arrays.
+
+    python benchmarks/detectors_speed.py                      # 20,000 × 1280 scored, 50,000 fitted, 1000 classes
+    python benchmarks/detectors_speed.py --rows 2000 --fit-rows 5000 --width 256 --classes 100 --only knn,vim
+
+Each detector runs in its own forked process, which measures ours and then the peer's on the arrays it inherits. Peaks
+are resident memory above what the process held before: the inputs do not count. A peer that would take longer than
+--budget seconds scores fewer rows, and its time is scaled up (marked ~); one that needs more than --peer-memory or
+--limit is stopped and says so. Install pytorch-ood==0.4.0 for the ratios; without it they stay empty.
+"""
+
+import argparse
+import gc
+import multiprocessing
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ood_toolkit.detectors import Detector
+from ood_toolkit.outputs import Head, Outputs
+from ood_toolkit.registry import detector_classes
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """What both sides get: the training rows and the rows to score."""
+
+    train: Outputs
+    test: Outputs
+
+    @property
+    def head(self) -> nn.Linear:
+        """The last layer, as a module without gradients."""
+        linear = nn.Linear(self.train.width, self.train.classes)
+        linear.weight.data, linear.bias.data = self.train.head.weight, self.train.head.bias
+        return linear.requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds (wall, CPU) and MiB above the start; `rows` were scored of those wanted, and times are scaled to all."""
+
+    fit: tuple[float, float]
+    score: tuple[float, float]
+    peak: float
+    scaled: bool = False
+
+
+@dataclass(frozen=True)
+class Peer:
+    """pytorch-ood's way to the same score. `build` gets the arrays, `fit` and `score` a detector and rows."""
+
+    kind: str
+    build: Callable[[Any, Arrays], Any]
+    fit: Callable[[Any, Arrays], Any] | None = None
+    score: Callable[[Any, Outputs], Tensor] = lambda peer, rows: peer.predict_features(rows.features)
+
+
+def _fit_features(peer: Any, arrays: Arrays) -> None:
+    peer.fit_features(arrays.train.features, arrays.train.labels)
+
+
+def _fit_logits(peer: Any, arrays: Arrays) -> None:
+    peer.fit_logits(arrays.train.logits, arrays.train.labels)
+
+
+def _fit_maps(peer: Any, arrays: Arrays) -> None:
+    peer.fit_feature_maps(arrays.train.features, arrays.train.labels)
+
+
+def _logits(peer: Any, rows: Outputs) -> Tensor:
+    return peer.predict_logits(rows.logits)
+
+
+def _maps(peer: Any, rows: Outputs) -> Tensor:
+    return peer.predict_feature_maps(rows.features.view(len(rows), -1, 1, 1))
+
+
+def _whole(peer: Any, rows: Outputs) -> Tensor:
+    return peer(rows.features)
+
+
+def _flat_head(arrays: Arrays) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), arrays.head)
+
+
+def _on_encoder(kind: str) -> Peer:
+    return Peer(kind, lambda cls, arrays: cls(None), _fit_features)
+
+
+def _on_head(kind: str) -> Peer:
+    return Peer(kind, lambda cls, arrays: cls(nn.Identity(), arrays.head), _fit_features)
+
+
+def _on_maps(kind: str, fitted: bool = False, **settings: Any) -> Peer:
+    return Peer(
+        kind,
+        lambda cls, arrays: cls(nn.Identity(), _flat_head(arrays), **settings),
+        _fit_maps if fitted else None,
+        _maps,
+    )
+
+
+def _on_logits(kind: str, fitted: bool = False) -> Peer:
+    return Peer(kind, lambda cls, arrays: cls(None), _fit_logits if fitted else None, _logits)
+
+
+PEERS: dict[str, Peer] = {
+    "msp": _on_logits("MaxSoftmax"),
+    "maxlogit": _on_logits("MaxLogit"),
+    "energy": _on_logits("EnergyBased"),
+    "entropy": _on_logits("Entropy"),
+    "gen": _on_logits("GEN"),
+    "kl_matching": _on_logits("KLMatching", fitted=True),
+    "openmax": _on_logits("OpenMax", fitted=True),
+    "tempscale": _on_logits("TemperatureScaling", fitted=True),
+    "weighted_energy": Peer(
+        "WeightedEBO", lambda cls, arrays: cls(None, torch.ones(arrays.train.classes)), None, _logits
+    ),
+    "mahalanobis": _on_encoder("Mahalanobis"),
+    "rmds": _on_encoder("RMD"),
+    "gmm": _on_encoder("GMM"),
+    "knn": _on_encoder("KNN"),
+    "vim": Peer(
+        "ViM",
+        lambda cls, a: cls(None, _vim_dimension(a.train.width), a.train.head.weight, a.train.head.bias),
+        _fit_features,
+    ),
+    "dice": Peer("DICE", lambda cls, a: cls(None, w=a.train.head.weight, b=a.train.head.bias, p=0.9), _fit_features),
+    "lts": Peer("LTS", lambda cls, arrays: cls(None, arrays.head)),
+    "nnguide": _on_head("NNGuide"),
+    "she": _on_head("SHE"),
+    "fdbd": _on_head("fDBD"),
+    "nci": _on_head("NCI"),
+    "pnml": _on_head("PNML"),
+    "react": _on_maps("ReAct", fitted=True),
+    "vra": Peer(
+        "VRA",
+        lambda cls, arrays: cls(nn.Identity(), arrays.head),
+        _fit_maps,
+        lambda peer, rows: peer.predict_feature_maps(rows.features),
+    ),
+    "scale": _on_maps("SCALE"),
+    "ash_p": _on_maps("ASH", variant="ash-p"),
+    "ash_b": _on_maps("ASH", variant="ash-b"),
+    "ash_s": _on_maps("ASH", variant="ash-s"),
+    "gradnorm": Peer("GradNorm", lambda cls, arrays: cls(arrays.head.requires_grad_(True)), None, _whole),
+}
+"""Ours by name → theirs, with the settings that make them the same method."""
+
+
+def _vim_dimension(width: int) -> int:
+    from ood_toolkit.detectors.vim import principal_dimension
+
+    return principal_dimension(None, width)
+
+
+def synthetic(rows: int, fit_rows: int, width: int, classes: int) -> Arrays:
+    """ReLU features round class means, a head that reads them, and half of the scored rows round other means."""
+    random = np.random.default_rng(0)
+    means = random.standard_normal((classes, width), dtype=np.float32)
+    other = random.standard_normal((classes, width), dtype=np.float32)
+    weight = torch.from_numpy(means - means.mean(axis=0)) * (2.0 / width**0.5)
+    head = Head(weight, torch.from_numpy(0.1 * random.standard_normal(classes, dtype=np.float32)))
+
+    def outputs(number: int, foreign: int) -> Outputs:
+        labels = random.permutation(np.arange(number) % classes)
+        features = random.standard_normal((number, width), dtype=np.float32)
+        features += np.where(np.arange(number)[:, None] < foreign, 0.7 * other[labels], means[labels])
+        tensor = torch.from_numpy(np.maximum(features, 0, out=features))
+        return Outputs(logits=head(tensor), features=tensor, labels=torch.from_numpy(labels), head=head)
+
+    return Arrays(train=outputs(fit_rows, 0), test=outputs(rows, rows // 2))
+
+
+class Meter:
+    """Wall and CPU seconds and the peak of resident memory since the start."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # starts the high-water mark anew
+        self.start = self._memory("VmRSS")
+
+    @staticmethod
+    def _memory(line: str) -> float:
+        text = Path("/proc/self/status").read_text(encoding="ascii")
+        return int(text.split(f"{line}:")[1].split()[0]) / 1024
+
+    @property
+    def peak(self) -> float:
+        """MiB above the start."""
+        return self._memory("VmHWM") - self.start
+
+    @staticmethod
+    def timed(act: Callable[[], Any]) -> tuple[float, float]:
+        """Wall and CPU seconds of one call."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        act()
+        return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def our_cost(name: str, arrays: Arrays) -> Cost:
+    """Of the registered detector with its defaults."""
+    kind = detector_classes()[name]
+    assert issubclass(kind, Detector)
+    detector = kind()
+    meter = Meter()
+    fit = meter.timed(lambda: detector.fit(arrays.train)) if kind.needs != "nothing" else (0.0, 0.0)
+    score = meter.timed(lambda: detector(arrays.test))
+    return Cost(fit, score, meter.peak)
+
+
+def peer_cost(peer: Peer, arrays: Arrays, budget: float) -> Cost:
+    """Of pytorch-ood's class; scores as many rows as the budget allows and scales up."""
+    import pytorch_ood.detector
+
+    theirs = peer.build(getattr(pytorch_ood.detector, peer.kind), arrays)
+    meter = Meter()
+    fit = meter.timed(lambda: peer.fit and peer.fit(theirs, arrays))
+    total = len(arrays.test)
+    probe = arrays.test.rows(slice(0, min(100, total)))
+    pace = meter.timed(lambda: peer.score(theirs, probe))[0] / len(probe)
+    rows = min(total, max(100, int(budget / max(pace, 1e-9))))
+    # their users score batch by batch; one call over all rows is faster, but needs the memory of a C × D × N block
+    starts = range(0, rows, min(rows, 2000))
+
+    def run() -> None:
+        for start in starts:
+            peer.score(theirs, arrays.test.rows(slice(start, min(start + starts.step, rows))))
+
+    wall, cpu = meter.timed(run)
+    return Cost(fit, (wall * total / rows, cpu * total / rows), meter.peak, scaled=rows < total)
+
+
+def measured(name: str, arrays: Arrays, options: argparse.Namespace) -> tuple[Cost | str, Cost | str | None]:
+    """Ours and the peer's, or the reason why not. The peer runs in a process of its own if ours has to be killed."""
+    ours = _forked(lambda: our_cost(name, arrays), options.limit, None)
+    peer = PEERS.get(name)
+    if peer is None or not _installed():
+        return ours, None
+    return ours, _forked(lambda: peer_cost(peer, arrays, options.budget), options.limit, options.peer_memory)
+
+
+def _installed() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("pytorch_ood") is not None
+
+
+def _forked(act: Callable[[], Cost], limit: float, memory: float | None) -> Cost | str:
+    """What `act` returns in a forked child, or why it gave nothing."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+
+    def child() -> None:
+        torch.set_num_threads(THREADS)
+        if memory is not None:
+            held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_DATA, (held + int(memory * 1024) * MEBIBYTE,) * 2)
+        try:
+            send.send(act())
+        except Exception as error:  # a peer may fail in any way; the table says how
+            out_of_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
+            send.send(f"needs over {memory:g} GiB" if out_of_memory else f"{type(error).__name__}: {error}"[:80])
+
+    process = context.Process(target=child)
+    process.start()
+    send.close()
+    try:
+        return receive.recv() if receive.poll(limit) else f"over {limit:.0f} s"
+    except EOFError:
+        return "the process died"
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _seconds(cost: Cost | str | None, part: str, index: int) -> str:
+    if not isinstance(cost, Cost):
+        return "–"
+    value = getattr(cost, part)[index]
+    mark = "~" if cost.scaled and part == "score" else ""
+    return "0" if value == 0 else f"{mark}{value:.2f}" if value < 10 else f"{mark}{value:.0f}"
+
+
+def _ratio(ours: Cost | str, theirs: Cost | str | None, part: str) -> str:
+    if not isinstance(ours, Cost) or not isinstance(theirs, Cost) or getattr(theirs, part)[1] < 1e-4:
+        return ""
+    value = getattr(theirs, part)[1] / max(getattr(ours, part)[1], 1e-4)
+    return f"{value:.1f}×" if value < 10 else f"{value:.0f}×"
+
+
+COLUMNS = (
+    "detector",
+    "fit s",
+    "score s",
+    "fit CPU s",
+    "score CPU s",
+    "peak MiB",
+    "pytorch-ood",
+    "fit CPU s",
+    "score CPU s",
+    "peak MiB",
+    "fit ratio",
+    "score ratio",
+)
+
+
+def row(name: str, ours: Cost | str, theirs: Cost | str | None) -> list[str]:
+    """One line of the table."""
+    cells = [name, *(_seconds(ours, part, index) for index in (0, 1) for part in ("fit", "score"))]
+    cells += [f"{ours.peak:.0f}" if isinstance(ours, Cost) else ours]
+    cells += [PEERS[name].kind if theirs is not None else ""]
+    if theirs is None:
+        return [*cells, "", "", "", "", ""]
+    cells += [_seconds(theirs, "fit", 1), _seconds(theirs, "score", 1)]
+    cells += [f"{theirs.peak:.0f}" if isinstance(theirs, Cost) else theirs]
+    return [*cells, _ratio(ours, theirs, "fit"), _ratio(ours, theirs, "score")]
+
+
+def chosen(only: str | None) -> tuple[list[str], list[str]]:
+    """Detectors to measure, and a line for each that is left out."""
+    names, skipped = [], []
+    for name, kind in detector_classes().items():
+        if only and name not in only.split(","):
+            continue
+        if not issubclass(kind, Detector):
+            skipped.append(f"`{name}` runs the model itself")
+        elif kind.taps:
+            skipped.append(f"`{name}` needs the taps {', '.join(kind.taps)}")
+        else:
+            names.append(name)
+    return names, skipped
+
+
+def hardware() -> str:
+    """Processor, threads and versions."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return (
+        f"{model}, {os.cpu_count()} cores, {THREADS} threads used, load {os.getloadavg()[0]:.1f} at the start; "
+        f"Python {platform.python_version()}, torch {torch.__version__}, {_peer_version()}"
+    )
+
+
+def _peer_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"pytorch-ood {version('pytorch-ood')}"
+    except PackageNotFoundError:
+        return "pytorch-ood not installed"
+
+
+def report(table: list[list[str]], skipped: list[str], facts: str, arrays: Arrays) -> str:
+    """The whole Markdown file."""
+    lines = [
+        "# Cost of every detector",
+        "",
+        f"Fit on {len(arrays.train):,} rows, score {len(arrays.test):,}; D = {arrays.train.width}, "
+        f"C = {arrays.train.classes}, float32. Ratios are pytorch-ood's CPU seconds over ours. Peaks are above the "
+        "inputs. ~: fewer rows scored, time scaled up.",
+        "",
+        f"    python benchmarks/detectors_speed.py {' '.join(sys.argv[1:])}".rstrip(),
+        "",
+        f"{facts}; {datetime.now(UTC):%Y-%m-%d}.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        f"|{'---|' * len(COLUMNS)}",
+        *(f"| {' | '.join(cells)} |" for cells in table),
+        "",
+        *(f"- Not measured: {line}." for line in skipped),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+THREADS = 2
+
+
+def main() -> None:
+    global THREADS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000, help="rows to score")
+    parser.add_argument("--fit-rows", type=int, default=50_000, help="rows to fit on")
+    parser.add_argument("--width", type=int, default=1280, help="features, D")
+    parser.add_argument("--classes", type=int, default=1000, help="classes, C")
+    parser.add_argument("--threads", type=int, default=THREADS, help="threads of each side")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds of scoring after which a peer is scaled up")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds after which a process is stopped")
+    parser.add_argument("--peer-memory", type=float, default=6.0, help="GiB above the inputs that a peer may take")
+    parser.add_argument("--only", help="names, separated by commas")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "detectors_speed.md")
+    options = parser.parse_args()
+    THREADS = options.threads
+    torch.set_num_threads(1)  # a parent with a pool of threads cannot be forked safely
+    facts = hardware()
+    arrays = synthetic(options.rows, options.fit_rows, options.width, options.classes)
+    names, skipped = chosen(options.only)
+    table = []
+    for name in names:
+        ours, theirs = measured(name, arrays, options)
+        table.append(row(name, ours, theirs))
+        print(" | ".join(table[-1]), flush=True)
+    text = report(table, skipped, facts, arrays)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
