@@ -377,7 +377,9 @@ def percentile_interval(value: float, values: Floats, level: float) -> Interval:
     defined = values[~np.isnan(values)]
     if not defined.size:
         raise UndefinedMetricError("the metric is undefined on every resample")
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    # between a finite and an infinite value (a likelihood of 0) there is nothing to interpolate
+    method = "linear" if np.isfinite(defined).all() else "nearest"
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2], method=method)
     return Interval(float(value), float(low), float(high))
 
 

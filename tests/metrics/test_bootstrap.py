@@ -1,0 +1,177 @@
+"""The vectorised bootstrap against resampling spelled out, its cells against exact counts, its intervals against truth."""
+
+import numpy as np
+import pytest
+from metric_cases import case_a, case_b, two_samples
+from scipy.stats import norm
+
+from ood_toolkit import metrics as m
+from ood_toolkit.metrics import bootstrap
+from ood_toolkit.metrics.counts import Steps, rank
+
+
+def spelled_out(scores, counts):
+    return np.repeat(np.sort(scores)[::-1], counts)
+
+
+@pytest.mark.parametrize("name", m.RESAMPLED)
+@pytest.mark.parametrize("decimals", [0, 1, 12])
+def test_a_resample_by_counts_equals_the_metric_of_the_repeated_rows(name, decimals):
+    rng = np.random.default_rng(3)
+    negatives = np.round(rng.normal(0, 1, 60), decimals)
+    positives = np.round(rng.normal(1, 1, 40), decimals)
+    drawn = [rng.multinomial(60, np.full(60, 1 / 60), size=8), rng.multinomial(40, np.full(40, 1 / 40), size=8)]
+    plan = bootstrap.make_plan("row", rank(negatives, positives), [name], None)
+    found = plan.evaluate([name], Steps(*(bootstrap.cumulated(counts) for counts in drawn)))[name]
+    for row, low, high in zip(found, *drawn, strict=True):
+        expected = m.RESAMPLED[name].metric(spelled_out(negatives, low), spelled_out(positives, high))
+        assert row == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["overlapping", "far apart", "tied"])
+@pytest.mark.parametrize("name", m.RESAMPLED)
+def test_cells_change_a_bootstrap_value_by_a_fiftieth_of_its_spread(name, shape, monkeypatch):
+    rng = np.random.default_rng(1)
+    negatives, positives = rng.normal(0, 1, 8000), rng.normal({"far apart": 4}.get(shape, 1.2), 1.3, 2000)
+    if shape == "tied":
+        negatives[:2500] = positives[:200] = -1.5
+        negatives, positives = np.round(negatives, 3), np.round(positives, 3)
+    assert np.unique(np.r_[negatives, positives]).size > bootstrap.CELLS
+    in_cells = m.replicates(name, negatives, positives, resamples=128)
+    monkeypatch.setattr(bootstrap, "CELLS", 10**9)
+    exact = m.replicates(name, negatives, positives, resamples=128)
+    # the least of many thresholds' errors feels every threshold that a cell hides
+    bound, spread = (0.15, 0.03) if name == "detection_error" else (0.025, 0.01)
+    assert np.sqrt(np.mean((in_cells - exact) ** 2)) < bound * exact.std()
+    assert abs(in_cells.std() / exact.std() - 1) < spread
+
+
+@pytest.mark.parametrize("name", m.RESAMPLED)
+def test_the_value_of_an_interval_is_the_metric_itself(name):
+    rng = np.random.default_rng(4)
+    for negatives, positives in (
+        two_samples(*case_a()),
+        two_samples(*case_b()),
+        (rng.normal(0, 1, 6000), rng.normal(1, 1, 900)),
+    ):
+        found = m.interval(name, negatives, positives, resamples=20)
+        assert found.value == pytest.approx(m.RESAMPLED[name].metric(negatives, positives), abs=1e-12)
+        assert found.low < found.value < found.high
+
+
+def test_intervals_agree_with_a_loop_that_calls_the_metric():
+    negatives, positives = two_samples(*case_a())
+    for metric, strata in ((m.auroc, "fixed"), (m.aupr, "fixed"), (m.aurc, "random"), (m.fpr_at_tpr, "fixed")):
+        fast = m.interval(metric, negatives, positives, resamples=1500)
+        slow = m.interval(
+            lambda n, p, metric=metric: metric(n, p), negatives, positives, resamples=1500, seed=1, strata=strata
+        )
+        width = slow.high - slow.low
+        assert abs(fast.low - slow.low) < 0.12 * width
+        assert abs(fast.high - slow.high) < 0.12 * width
+
+
+def test_a_table_gives_each_row_what_it_gives_alone():
+    rng = np.random.default_rng(2)
+    samples = {f"detector {i}": (rng.normal(0, 1, 700), rng.normal(i / 2, 1, 300)) for i in range(4)}
+    samples["other sizes"] = rng.normal(0, 1, 50), rng.normal(1, 1, 60)
+    names = ["auroc", "aupr_id", "aurc", "fpr_at_tpr_id_positive"]
+    table = m.table_intervals(names, samples, resamples=100)
+    for row, pair in samples.items():
+        assert table[row] == m.intervals(names, *pair, resamples=100)
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_a_near_one():
+    negatives, positives = two_samples(*case_a())
+    first, again, other = (m.interval("auroc", negatives, positives, seed=seed) for seed in (5, 5, 6))
+    assert first == again
+    assert first != other
+    assert abs(first.low - other.low) < 0.2 * (first.high - first.low)
+
+
+def test_random_strata_let_the_error_rate_vary():
+    negatives, positives = two_samples(*case_a())
+    fixed, free = (m.interval("augrc", negatives, positives, strata=strata) for strata in ("fixed", "random"))
+    assert free.high - free.low > 1.3 * (fixed.high - fixed.low)
+
+
+def test_without_errors_the_risk_is_zero_and_auroc_undefined():
+    assert m.interval("aurc", [0.1, 0.2], []) == (0, 0, 0)
+    assert m.interval("aurc", [], [0.1, 0.2]) == (1, 1, 1)
+    with pytest.raises(m.UndefinedMetricError, match="there are 2 and 0"):
+        m.interval("auroc", [0.1, 0.2], [])
+    with pytest.raises(m.UndefinedMetricError, match="empty"):
+        m.interval("aurc", [], [])
+
+
+def test_single_rows_have_intervals_without_width():
+    assert m.interval("auroc", [0.0], [1.0]) == (1, 1, 1)
+    assert m.interval("fpr_at_tpr", [1.0], [0.0]) == (1, 1, 1)
+
+
+def test_wrong_arguments_are_named():
+    for call, message in (
+        (lambda: m.interval("aucroc", [0.0], [1.0]), "no resampled metric is named 'aucroc'"),
+        (lambda: m.intervals([m.autc], [0.0], [1.0]), "is not a resampled metric"),
+        (lambda: m.interval("auroc", [0.0], [1.0], level=95), r"level is a share in \(0, 1\)"),
+        (lambda: m.interval("auroc", [0.0], [1.0], strata="both"), "strata must be 'fixed' or 'random'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.mark.slow
+def test_an_interval_covers_the_true_auroc_as_often_as_it_says():
+    rng = np.random.default_rng(9)
+    truth = norm.cdf(1 / np.sqrt(2))
+    trials, covered = 700, 0
+    for trial in range(trials):
+        found = m.interval("auroc", rng.normal(0, 1, 200), rng.normal(1, 1, 100), resamples=300, seed=trial)
+        covered += found.low <= truth <= found.high
+    assert 0.93 <= covered / trials <= 0.97
+
+
+@pytest.mark.slow
+def test_an_interval_of_aurc_covers_its_true_value_although_the_error_rate_varies():
+    rng = np.random.default_rng(10)
+
+    def sample(rows):
+        wrong = rng.random(rows) < 0.3
+        scores = rng.normal(wrong, 1)
+        return scores[~wrong], scores[wrong]
+
+    truth = m.aurc(*sample(2_000_000))
+    trials = 600
+    found = [m.interval("aurc", *sample(300), resamples=250, seed=trial) for trial in range(trials)]
+    assert 0.93 <= np.mean([one.low <= truth <= one.high for one in found]) <= 0.97
+
+
+def test_calibration_intervals_hold_their_values_and_equal_rows_resampled_one_by_one():
+    probabilities, labels = case_b()
+    found = m.calibration_intervals(probabilities, labels, resamples=400)
+    confidence, correct = m.top_label(probabilities, labels)
+    assert found["accuracy"].value == m.accuracy(probabilities, labels)
+    assert found["ece"].value == m.ece(confidence, correct)
+    assert found["rms_calibration_error_official"].value == m.rms_calibration_error_official(confidence, correct)
+    assert found["nll"].value == np.inf
+    rng = np.random.default_rng(0)
+    slow = {"brier": [], "ece": [], "rms_calibration_error": [], "rms_calibration_error_official": [], "aurra": []}
+    for _ in range(400):
+        rows = rng.integers(0, len(labels), len(labels))
+        slow["brier"].append(m.brier(probabilities[rows], labels[rows]))
+        slow["ece"].append(m.ece(confidence[rows], correct[rows]))
+        slow["rms_calibration_error"].append(m.rms_calibration_error(confidence[rows], correct[rows]))
+        slow["rms_calibration_error_official"].append(m.rms_calibration_error_official(confidence[rows], correct[rows]))
+        sides = -confidence[rows][correct[rows]], -confidence[rows][~correct[rows]]
+        slow["aurra"].append(m.aurra(*sides))
+    for name, values in slow.items():
+        low, high = np.quantile(values, [0.025, 0.975])
+        assert found[name].low <= found[name].value <= found[name].high
+        assert found[name].high - found[name].low == pytest.approx(high - low, rel=0.2)
+
+
+def test_small_calibration_tables_leave_out_the_published_error():
+    probabilities, labels = case_a()
+    found = m.calibration_intervals(probabilities[:60], labels[:60], resamples=50)
+    assert "rms_calibration_error_official" not in found
+    assert found["rms_calibration_error"].value == m.rms_calibration_error(*m.top_label(probabilities[:60], labels[:60]))
