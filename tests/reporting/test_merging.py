@@ -77,9 +77,7 @@ def test_two_values_of_one_cell_are_refused_unless_they_are_the_same_number(one:
         ("level", 0.95, 0.9, "the intervals' coverage"),
     ],
 )
-def test_a_difference_in_settings_is_refused_by_name_or_footnoted(
-    field: str, one: Any, other: Any, words: str
-) -> None:
+def test_a_difference_in_settings_is_refused_by_name_or_footnoted(field: str, one: Any, other: Any, words: str) -> None:
     pair = [cell(method="msp", run="a", **{field: one}), cell(method="knn", run="b", **{field: other})]
     with pytest.raises(ValueError, match=words) as refusal:
         merge(pair)
