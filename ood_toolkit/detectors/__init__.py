@@ -25,6 +25,7 @@ from ood_toolkit.detectors.gen import GENDetector as GENDetector
 from ood_toolkit.detectors.gmm import GMMDetector as GMMDetector
 from ood_toolkit.detectors.gradnorm import GradNormDetector as GradNormDetector
 from ood_toolkit.detectors.gradnorm import GradUncertaintyDetector as GradUncertaintyDetector
+from ood_toolkit.detectors.gram import GramDetector as GramDetector
 from ood_toolkit.detectors.grood import GROODDetector as GROODDetector
 from ood_toolkit.detectors.igeood import IgeoodDetector as IgeoodDetector
 from ood_toolkit.detectors.kl_matching import KLMatchingDetector as KLMatchingDetector
@@ -35,6 +36,12 @@ from ood_toolkit.detectors.mahalanobis import MahalanobisDetector as Mahalanobis
 from ood_toolkit.detectors.mahalanobis import MahalanobisPPDetector as MahalanobisPPDetector
 from ood_toolkit.detectors.mahalanobis import RMDSDetector as RMDSDetector
 from ood_toolkit.detectors.mahalanobis import RMDSPPDetector as RMDSPPDetector
+from ood_toolkit.detectors.mahalanobis_layers import MahalanobisLayersDetector as MahalanobisLayersDetector
+from ood_toolkit.detectors.map_shaping import ASHBMapDetector as ASHBMapDetector
+from ood_toolkit.detectors.map_shaping import ASHPMapDetector as ASHPMapDetector
+from ood_toolkit.detectors.map_shaping import ASHSMapDetector as ASHSMapDetector
+from ood_toolkit.detectors.map_shaping import ReActMapDetector as ReActMapDetector
+from ood_toolkit.detectors.map_shaping import SCALEMapDetector as SCALEMapDetector
 from ood_toolkit.detectors.margin import LogitMarginDetector as LogitMarginDetector
 from ood_toolkit.detectors.margin import MarginDetector as MarginDetector
 from ood_toolkit.detectors.maxlogit import MaxLogitDetector as MaxLogitDetector
@@ -46,11 +53,14 @@ from ood_toolkit.detectors.neco import NECODetector as NECODetector
 from ood_toolkit.detectors.neglabel import NegLabelDetector as NegLabelDetector
 from ood_toolkit.detectors.neglabel import OutlierPromptsDetector as OutlierPromptsDetector
 from ood_toolkit.detectors.nnguide import NNGuideDetector as NNGuideDetector
+from ood_toolkit.detectors.odin import ODINDetector as ODINDetector
+from ood_toolkit.detectors.odin_mahalanobis import ODINMahalanobisDetector as ODINMahalanobisDetector
 from ood_toolkit.detectors.openmax import OpenMaxDetector as OpenMaxDetector
 from ood_toolkit.detectors.pca import CoPDetector as CoPDetector
 from ood_toolkit.detectors.pca import CoRPDetector as CoRPDetector
 from ood_toolkit.detectors.pca import PCADetector as PCADetector
 from ood_toolkit.detectors.pnml import PNMLDetector as PNMLDetector
+from ood_toolkit.detectors.rankfeat import RankFeatDetector as RankFeatDetector
 from ood_toolkit.detectors.react import ReActDetector as ReActDetector
 from ood_toolkit.detectors.rel_u import RelUDetector as RelUDetector
 from ood_toolkit.detectors.relation import RelationDetector as RelationDetector

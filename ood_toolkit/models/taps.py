@@ -15,7 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ood_toolkit.detectors.ash import concentration, kept_count, largest
+from ood_toolkit.detectors.gram import gram_rows
 from ood_toolkit.detectors.layers import join_layers
+from ood_toolkit.detectors.rankfeat import without_rank_one
 from ood_toolkit.fitted import parse
 from ood_toolkit.models.stages import Map, Stages, as_map, hooked, like_output
 
@@ -281,33 +283,3 @@ class TapPlan:
 
 def _then_mean(edit: Edit) -> Callable[[Map], Tensor]:
     return lambda layer: edit(layer).mean(dim=2)
-
-
-def gram_rows(layer: Map, powers: int) -> Float[Tensor, "N powers D"]:
-    """Row sums of the Gram matrix of order p, `G_p = (Fᵖ Fᵖᵀ)^(1/p)`, for p = 1 to `powers` (Sastry and Oore, Sec. 3).
-
-    As in the authors' code the sum over a row is taken first and the (signed) root of the sum after it. The D × D
-    matrix is never built: its row sums are `Fᵖ (Fᵖᵀ 1)`. Numbers are divided by the image's largest one, and the
-    result multiplied by its square, because a 10th power leaves the range of float32.
-    """
-    wide = layer if layer.device.type == "mps" else layer.double()
-    largest_number = wide.abs().amax(dim=(1, 2), keepdim=True)
-    base = wide / torch.where(largest_number == 0, 1.0, largest_number)
-    power, rows = torch.ones_like(base), []
-    for order in range(1, powers + 1):
-        power = power * base
-        sums = torch.einsum("ndp,np->nd", power, power.sum(dim=1))
-        rows.append(sums.sign() * sums.abs() ** (1 / order))
-    return (torch.stack(rows, dim=1) * largest_number.square()).to(layer.dtype)
-
-
-def without_rank_one(layer: Map) -> Map:
-    """`X − σ₁ u₁ v₁ᵀ`: the map of each image without its first singular component (Song et al., Eq. 4).
-
-    The singular vector is the first eigenvector of the smaller of `X Xᵀ` and `Xᵀ X`, in float64.
-    """
-    if layer.shape[1] < layer.shape[2]:
-        return without_rank_one(layer.transpose(1, 2)).transpose(1, 2)
-    wide = layer.double()
-    first = torch.linalg.eigh(wide.transpose(1, 2) @ wide).eigenvectors[:, :, -1:]
-    return (wide - (wide @ first) @ first.transpose(1, 2)).to(layer.dtype)

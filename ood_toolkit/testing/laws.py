@@ -111,6 +111,11 @@ def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def require_unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor], what: str) -> None:
-    """All tensors are bitwise what they were."""
-    changed = [name for name in before if not torch.equal(before[name], after[name].detach())]
+    """All tensors are what they were, number by number; NaN counts as equal to NaN."""
+    changed = [
+        name
+        for name in before
+        if before[name].shape != after[name].shape
+        or not torch.allclose(before[name], after[name].detach(), rtol=0, atol=0, equal_nan=True)
+    ]
     require(not changed, f"{what} wrote into {', '.join(changed)}")

@@ -8,6 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ood_toolkit.detectors.clip import local_concept_mismatch
+from ood_toolkit.detectors.gram import gram_rows
+from ood_toolkit.detectors.layers import join_layers
 from ood_toolkit.outputs import UNKNOWN, Head, Outputs
 
 _CLASSES, _OWN, _SPARE = 6, 4, 8
@@ -122,7 +124,29 @@ def _local_mcm(features: Tensor, head: Head, generator: torch.Generator) -> Floa
     return local_concept_mismatch(_cosines(patches.flatten(0, 1), head.weight).unflatten(0, (-1, 4)))
 
 
+def _stage_means(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N sum_D"]:
+    return join_layers([features[:, ::2], features])
+
+
+def _stage_gram(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N P sum_D"]:
+    noise = 0.05 * torch.randn(len(features), features.shape[1], 4, generator=generator)
+    maps = features.unsqueeze(2) + noise
+    return join_layers([gram_rows(maps[:, ::2], 10), gram_rows(maps, 10)])
+
+
+def _two_stages(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N 2 D"]:
+    return torch.stack([features, 0.9 * features], dim=1)
+
+
+def _features(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N D"]:
+    return features
+
+
 SYNTHETIC_TAPS: dict[str, TapMaker] = {
+    "stage_means": _stage_means,
+    "stage_gram": _stage_gram,
+    "rank_one_removed": _two_stages,
+    **dict.fromkeys(("ash_p_map", "ash_b_map", "ash_s_map", "scale_map", "react_map"), _features),
     "local_mcm": _local_mcm,
     "member_logits": _member_logits,
     "negative_cosines": _negative_cosines,

@@ -1,0 +1,139 @@
+"""ASH, SCALE and ReAct on the feature map before pooling, instead of on the pooled features."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ood_toolkit.detectors.ash import ActivationShaping
+from ood_toolkit.detectors.layers import tap_spec
+from ood_toolkit.detectors.react import ReActDetector
+from ood_toolkit.detectors.rectifier import Rectifier, checked_percentile
+from ood_toolkit.detectors.scale import SCALEDetector
+from ood_toolkit.outputs import Outputs
+
+
+class MapShaping(Rectifier):
+    """Scores the logits of a shaped map. A subclass names the hyper-parameters that shape it.
+
+    Args:
+        score: which equation reads the logits, a key of `HEAD_SCORES`.
+    """
+
+    family = "layers"
+    reads = frozenset({"taps"})
+    cost = "O(D·H·W) in the pass, O(C·D)"
+    parameter = "percentile"
+
+    @property
+    def taps(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The features of the shaped map."""
+        return (tap_spec(self.name, self, self.parameter),)
+
+    def rectify(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """Nothing more: the shaping happened in the pass."""
+        return features
+
+    def rectified_logits(self, outputs: Outputs) -> Float[Tensor, "N C"]:
+        """The head's logits for the pooled, shaped map."""
+        return outputs.taps[self.taps[0]] @ self.weight.T + self.bias
+
+
+class ASHPMapDetector(MapShaping):
+    """Prunes the map: only the largest of all its numbers remain. Needs no training data.
+
+    Choose `ash_p` unless results on maps are to be compared: the authors' networks shape the pooled features, and
+    the two rank differently.
+
+    Args:
+        percentile: share of the D·H·W numbers that is dropped, in percent.
+        score: the equation that reads the new logits.
+
+    Differs from the authors' code, which shapes pooled features; it is Algorithm 1 of the paper on the map.
+    """
+
+    name = "ash_p_map"
+    paper, cite = ActivationShaping.paper, ActivationShaping.cite
+
+    def __init__(self, percentile: float = 60.0, score: str = "energy") -> None:
+        super().__init__(score)
+        self.percentile = checked_percentile(percentile)
+
+
+class ASHBMapDetector(MapShaping):
+    """Prunes the map and shares its sum equally among the numbers that remain. Needs no training data.
+
+    Choose `ash_b` unless results on maps are to be compared.
+
+    Args:
+        percentile: share of the D·H·W numbers that is dropped, in percent.
+        score: the equation that reads the new logits.
+
+    Differs from the authors' code, which shapes pooled features; it is Algorithm 2 of the paper on the map.
+    """
+
+    name = "ash_b_map"
+    paper, cite = ActivationShaping.paper, ActivationShaping.cite
+
+    def __init__(self, percentile: float = 65.0, score: str = "energy") -> None:
+        super().__init__(score)
+        self.percentile = checked_percentile(percentile)
+
+
+class ASHSMapDetector(MapShaping):
+    """Prunes the map and scales what remains by how much was pruned. Needs no training data.
+
+    Choose `ash_s` unless results on maps are to be compared.
+
+    Args:
+        percentile: share of the D·H·W numbers that is dropped, in percent.
+        score: the equation that reads the new logits.
+
+    Differs from the authors' code, which shapes pooled features; it is Algorithm 3 of the paper on the map.
+    """
+
+    name = "ash_s_map"
+    paper, cite = ActivationShaping.paper, ActivationShaping.cite
+
+    def __init__(self, percentile: float = 90.0, score: str = "energy") -> None:
+        super().__init__(score)
+        self.percentile = checked_percentile(percentile)
+
+
+class SCALEMapDetector(MapShaping):
+    """Scales the map by how concentrated it is, and prunes nothing. Needs no training data.
+
+    Choose `scale` unless results on maps are to be compared.
+
+    Args:
+        percentile: share of the D·H·W numbers outside the scaling sum, in percent.
+        score: the equation that reads the new logits.
+
+    Differs from the authors' code, which scales pooled features by their own concentration.
+    """
+
+    name = "scale_map"
+    paper, cite = SCALEDetector.paper, SCALEDetector.cite
+
+    def __init__(self, percentile: float = 85.0, score: str = "energy") -> None:
+        super().__init__(score)
+        self.percentile = checked_percentile(percentile)
+
+
+class ReActMapDetector(MapShaping):
+    """Limits every number of the map before pooling. Needs no training data, but a threshold.
+
+    Choose `react`, which learns its threshold, unless results on maps are to be compared.
+
+    Args:
+        threshold: c, in units of the activations. The authors' ImageNet script uses 1.
+        score: the equation that reads the new logits.
+
+    Differs from the authors' code, which limits pooled features.
+    """
+
+    name = "react_map"
+    paper, cite = ReActDetector.paper, ReActDetector.cite
+    parameter = "threshold"
+
+    def __init__(self, threshold: float = 1.0, score: str = "energy") -> None:
+        super().__init__(score)
+        self.threshold = threshold
