@@ -18,21 +18,28 @@ if TYPE_CHECKING:
 
 # nothing heavy is imported here: --help must answer at once
 
+# \b keeps the line breaks of the paragraph that follows
 _EXAMPLES = """
-Examples:
 
+\b
+Every detector and calibrator on the embedded digits suite:
   ood-bench --detectors all
-      every detector and calibrator on the embedded digits suite
 
-  ood-bench --suite folders --model timm:resnet50 --id photos/known --ood strange=photos/strange
-      your own images; detectors learn from a part of --id that is never scored
+\b
+Your own images; methods learn from a part of --id that is never scored:
+  ood-bench --suite folders --model timm:resnet50 \\
+      --id photos/known --ood strange=photos/strange
 
-  ood-bench --detectors "energy(temperature=2),knn(k=50),temperature+msp" --calibrators temperature
-
+\b
+Chosen methods, with parameters, on calibrated logits, of your own:
+  ood-bench --detectors "energy(temperature=2),knn(k=50)"
+  ood-bench --detectors temperature+msp --calibrators temperature
   ood-bench --detectors my_pkg:MyDetector
-      a detector of your own, without registration
 
+\b
+What there is, and what to cite:
   ood-bench --list
+  ood-bench cite energy vim
 """
 
 app = typer.Typer(
@@ -148,6 +155,14 @@ def bench(
     with _progress() as progress:
         folder = run(choices, say=lambda text: typer.echo(text, err=True), progress=progress)
     _show(folder, intervals=intervals, as_json=json_)
+
+
+@app.command()
+def cite(names: Annotated[list[str], typer.Argument(help="Detectors, calibrators or ensembles; or all.")]) -> None:
+    """Prints BibTeX entries."""
+    from ood_toolkit.citations import bibtex
+
+    typer.echo(bibtex(names))
 
 
 def _show(folder: "RunFolder", *, intervals: bool, as_json: bool) -> None:

@@ -25,6 +25,8 @@ class Fitted(nn.Module):
     """The name on the command line and in records."""
     paper: ClassVar[str] = ""
     """Authors, title, venue, year, identifier."""
+    cite: ClassVar[str] = ""
+    """Key of the paper in `references.bib`."""
     _learned: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:

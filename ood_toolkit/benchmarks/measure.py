@@ -1,5 +1,6 @@
 """The metrics of a table row, each with its interval, or with the reason why it has no value."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from ood_toolkit import metrics
 from ood_toolkit.metrics import UndefinedMetricError
 from ood_toolkit.metrics.bootstrap import Interval, intervals
+from ood_toolkit.metrics.rows import calibration_intervals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,16 @@ _MISCLASSIFICATION = {
     "e_aurc": "e_aurc",
     "augrc": "augrc",
 }
+_CALIBRATION = {
+    "accuracy": "accuracy",
+    "accuracy5": "top_5_accuracy",
+    "ece": "ece",
+    "rms": "rms_calibration_error",
+    "rms_official": "rms_calibration_error_official",
+    "nll": "nll",
+    "brier": "brier",
+    "aurra": "aurra",
+}
 
 
 def anomaly(id_scores: Tensor, ood_scores: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
@@ -67,22 +79,12 @@ def calibration(log_probabilities: Tensor, labels: Tensor, bootstrap: Bootstrap)
     """Every metric of calibration and accuracy, over labelled rows."""
     probabilities = log_probabilities.double().exp()
     probabilities = probabilities / probabilities.sum(dim=1, keepdim=True)
-    confidence, correct = metrics.top_label(probabilities, labels)
-    found = {
-        "accuracy": metrics.accuracy(probabilities, labels),
-        "accuracy5": metrics.top_k_accuracy(probabilities, labels, k=5),
-        "ece": metrics.ece(confidence, correct),
-        "rms": metrics.rms_calibration_error(confidence, correct),
-        "nll": metrics.nll_from_log(log_probabilities, labels),
-        "brier": metrics.brier(probabilities, labels),
-        "aurra": metrics.aurra(-confidence[correct], -confidence[~correct]),
-    }
-    cells = {name: Cell(value=value) for name, value in found.items()}
-    try:
-        cells["rms_official"] = Cell(value=metrics.rms_calibration_error_official(confidence, correct))
-    except UndefinedMetricError as error:
-        cells["rms_official"] = Cell(reason=str(error))
-    return cells
+    found = calibration_intervals(
+        probabilities, labels, resamples=bootstrap.resamples or 1, level=bootstrap.level, seed=bootstrap.seed
+    )
+    cells = {key: _cell(found[name], bootstrap) for key, name in _CALIBRATION.items() if name in found}
+    missing = Cell(reason=f"the published form needs 100 rows, there are {len(labels)}")
+    return {key: cells.get(key, missing) for key in _CALIBRATION}
 
 
 def _ranked(names: Mapping[str, str], negatives: Tensor, positives: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
@@ -104,9 +106,14 @@ def _ranked(names: Mapping[str, str], negatives: Tensor, positives: Tensor, boot
             level=bootstrap.level,
             seed=bootstrap.seed,
         )
-        cells |= {key: _cell(found[name]) for key, name in defined.items()}
+        cells |= {key: _cell(found[name], bootstrap) for key, name in defined.items()}
     return cells
 
 
-def _cell(interval: Interval) -> Cell:
-    return Cell(value=float(interval.value), low=float(interval.low), high=float(interval.high))
+def _cell(interval: Interval, bootstrap: Bootstrap) -> Cell:
+    value, low, high = map(float, interval)
+    if not math.isfinite(value):
+        return Cell(reason=f"the value is {value}")
+    if not bootstrap.resamples or not (math.isfinite(low) and math.isfinite(high)):
+        return Cell(value=value)
+    return Cell(value=value, low=low, high=high)

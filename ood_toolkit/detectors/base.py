@@ -32,8 +32,6 @@ class Detector(Fitted, ABC):
     """The per-row fields that `score` reads. One that reads only logits can score calibrated logits too."""
     cost: ClassVar[str] = ""
     """Cost of scoring one row, for `--list`: an order in C classes, D features, N training rows."""
-    cite: ClassVar[str] = ""
-    """Key of the paper in `references.bib`."""
     taps: ClassVar[tuple[str, ...]] = ()
     """Names of the taps (per-row tensors beside logits and features) that `fit` and `score` read."""
 
@@ -83,7 +81,6 @@ class LiveDetector(Fitted, ABC):
     needs: ClassVar[Needs] = "nothing"
     reads: ClassVar[frozenset[str]] = frozenset({"images"})
     cost: ClassVar[str] = ""
-    cite: ClassVar[str] = ""
     taps: ClassVar[tuple[str, ...]] = ()
 
     def fit(self, train: Outputs) -> Self:

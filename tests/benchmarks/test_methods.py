@@ -1,0 +1,47 @@
+import pytest
+
+from ood_toolkit.benchmarks.methods import parse_calibrators, parse_detectors
+from ood_toolkit.registry import calibrator_classes, detector_classes
+
+
+def test_all_is_every_registered_detector_and_none_of_them_was_chosen():
+    methods = parse_detectors("all")
+    assert [method.spec for method in methods] == list(detector_classes())
+    assert not any(method.chosen for method in methods)
+
+
+def test_a_detector_named_beside_all_counts_as_chosen():
+    chosen = [m.spec for m in parse_detectors("all,msp,energy(temperature=2)") if m.chosen]
+    assert chosen == ["msp", "energy(temperature=2)"]
+    assert len(parse_detectors("all,msp")) == len(detector_classes())
+
+
+def test_a_calibrator_before_a_detector_scores_calibrated_logits():
+    (method,) = parse_detectors("temperature+msp")
+    assert method.calibrator is not None
+    assert (method.calibrator.spec, method.detector.spec, method.spec) == ("temperature", "msp", "temperature+msp")
+
+
+@pytest.mark.parametrize("spec", ["temperature+knn", "temperature+odin", "temperature+gradnorm"])
+def test_calibration_before_a_detector_that_would_not_see_it_is_refused(spec: str):
+    with pytest.raises(ValueError, match="which calibration does not change"):
+        parse_detectors(spec)
+
+
+def test_a_rectifier_takes_another_head_score():
+    (method,) = parse_detectors("react(percentile=95)+gen")
+    assert method.detector.hyperparameters["percentile"] == 95
+    assert method.detector.hyperparameters["score"] == "gen"
+    assert parse_detectors("react+energy")[0].spec == "react"
+
+
+@pytest.mark.parametrize("spec", ["knn+msp", "react+energy+msp", "temperature+temperature+msp"])
+def test_compositions_that_mean_nothing_are_refused(spec: str):
+    with pytest.raises(ValueError, match=r"neither a calibrator nor a rectifier|two calibrators"):
+        parse_detectors(spec)
+
+
+def test_the_plain_softmax_is_always_there_and_first():
+    assert [c.spec for c in parse_calibrators("temperature")] == ["none", "temperature"]
+    assert [c.spec for c in parse_calibrators("all")] == list(calibrator_classes())
+    assert [c.spec for c in parse_calibrators("")] == ["none"]

@@ -1,0 +1,30 @@
+import pytest
+
+from ood_toolkit.citations import bibliography, bibtex
+
+
+def test_entries_come_once_in_the_order_of_the_names():
+    text = bibtex(["vim", "energy(temperature=2)", "energy"])
+    assert text.index("Virtual-logit Matching") < text.index("Energy-based Out-of-distribution Detection")
+    assert text.count("@") == 2
+
+
+def test_every_entry_is_whole():
+    for key, entry in bibliography().items():
+        assert entry.count("{") == entry.count("}"), key
+        assert "title" in entry, key
+        assert "year" in entry, key
+
+
+def test_keys_are_unique():
+    from pathlib import Path
+
+    import ood_toolkit
+
+    text = Path(ood_toolkit.__file__).with_name("references.bib").read_text(encoding="utf-8")
+    assert sum(line.startswith("@") for line in text.splitlines()) == len(bibliography())
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(ValueError, match="no method is named 'enrgy'"):
+        bibtex(["enrgy"])

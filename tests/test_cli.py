@@ -1,0 +1,246 @@
+"""The command as a user has it: what it prints, what it leaves behind, how it refuses."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from ood_toolkit import cli
+from ood_toolkit.metrics import auroc
+from ood_toolkit.records import read_records
+from ood_toolkit.registry import calibrator_classes, detector_classes
+from ood_toolkit.scorefile import Column, ScoreFile
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Bench = Callable[..., Result]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Bench:
+    """Runs `ood-bench` with its cache and run folder under tmp_path, unless the arguments say otherwise."""
+
+    def call(*arguments: object) -> Result:
+        words = [str(a) for a in arguments]
+        if "--out" not in words:
+            words += ["--out", str(tmp_path / "run")]
+        monkeypatch.setenv("OOD_CACHE", str(tmp_path / "cache"))
+        monkeypatch.delenv("OOD_DEBUG", raising=False)
+        monkeypatch.setattr(sys, "argv", ["ood-bench", *words])
+        capfd.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0
+        out, err = capfd.readouterr()
+        return Result(code, out, err)
+
+    return call
+
+
+def network() -> nn.Module:
+    """A factory for `test_cli:network`: four classes, any image size."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+
+
+def headless() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def sick() -> nn.Module:
+    model = network()
+    model[4].bias.data[0] = torch.nan  # pyright: ignore
+    return model
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """known/{a..d}/*.png, strange/*.png, and this module importable for its factories."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    generator = np.random.default_rng(0)
+    for place, shift in [*((f"known/{c}/{n}.png", k * 30) for k, c in enumerate("abcd") for n in range(30)),
+                         *((f"strange/{n}.png", 200) for n in range(20))]:  # fmt: skip
+        file = tmp_path / "photos" / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((generator.integers(0, 50, (12, 12, 3)) + shift).astype(np.uint8)).save(file)
+    return tmp_path / "photos"
+
+
+def folders(photos: Path, *more: object) -> tuple[object, ...]:
+    return ("--suite", "folders", "--model", "test_cli:network", "--id", photos / "known",
+            "--ood", f"strange={photos / 'strange'}", "--detectors", "msp,energy", "--calibrators", "temperature",
+            "--resamples", 20, *more)  # fmt: skip
+
+
+def test_a_digits_run_prints_two_tables_and_leaves_the_whole_run_folder(bench: Bench, tmp_path: Path):
+    result = bench("--detectors", "msp,mahalanobis,temperature+msp", "--calibrators", "temperature", "--resamples", 50)
+    assert result.code == 0, result.err
+    for word in ("msp", "mahalanobis", "temperature+msp", "AUROC", "ECE", "digits-o", "mean_probability"):
+        assert word in result.out
+    run = tmp_path / "run"
+    names = {"records.jsonl", "scores.safetensors", "table.md", "table.csv", "table.tex", "run.json"}
+    assert {file.name for file in run.iterdir()} == names
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["choices"]["seed"] == 0
+    assert {"extract digits-cnn:0", "detect msp", "total"} <= set(facts["stages"])
+    assert facts["packages"]["torch"] == torch.__version__.partition("+")[0]
+
+
+def test_anyone_can_recompute_a_record_from_the_per_image_scores(bench: Bench, tmp_path: Path):
+    assert bench("--detectors", "energy", "--calibrators", "none", "--ensemble", "none", "--resamples", 0).code == 0
+    scores = ScoreFile.load(tmp_path / "run" / "scores.safetensors")
+    known = scores.columns[Column("score", "digits-cnn:0", "energy", "digits-test")]
+    unseen = scores.columns[Column("score", "digits-cnn:0", "energy", "digits-o")]
+    (record,) = [r for r in read_records(tmp_path / "run" / "records.jsonl") if (r.task, r.metric) == ("anomaly", "auroc")]
+    assert record.value == auroc(known, unseen)
+    assert (record.positives, record.negatives) == (len(unseen), len(known))
+    assert len(scores.ids["digits-o"]) == len(unseen)
+
+
+def test_a_second_run_reads_the_store_and_gives_the_same_records(bench: Bench, photos: Path, tmp_path: Path):
+    first = bench(*folders(photos))
+    assert first.code == 0, first.err
+    assert "120 images of id in" in first.err
+    before = (tmp_path / "run" / "records.jsonl").read_text()
+    second = bench(*folders(photos))
+    assert "120 images of id read from the store, no forward pass" in second.err
+    assert (tmp_path / "run" / "records.jsonl").read_text() == before
+
+
+def test_results_go_to_stdout_and_everything_else_to_stderr(bench: Bench, photos: Path):
+    result = bench(*folders(photos, "--json"))
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert {row["method"] for row in rows} == {"msp", "energy", "none", "temperature"}
+    assert "results are in" in result.err
+
+
+def test_several_models_make_an_ensemble(bench: Bench, photos: Path, tmp_path: Path):
+    file = tmp_path / "other.safetensors"
+    torch.manual_seed(1)
+    save_file({name: torch.randn_like(value) for name, value in network().state_dict().items()}, file)
+    result = bench(*folders(photos, "--model", "test_cli:network", "--checkpoint", file, "--checkpoint", file))
+    assert result.code == 0, result.err
+    assert "ensemble[test_cli:network, test_cli:network]" in result.out
+
+
+def test_truncated_images_are_named_and_counted_or_refused(bench: Bench, photos: Path, tmp_path: Path):
+    (photos / "known" / "a" / "3.png").write_bytes((photos / "known" / "a" / "3.png").read_bytes()[:60])
+    result = bench(*folders(photos))
+    assert result.code == 0, result.err
+    assert "skipped 1 unreadable images of id, first a/3.png" in result.err
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert list(facts["unreadable"]["id"]) == ["a/3.png"]
+    strict = bench(*folders(photos, "--strict"))
+    assert (strict.code, strict.err.count("\n")) == (2, 1)
+    assert "image 'a/3.png' cannot be read" in strict.err
+
+
+def test_a_class_without_fit_images_leaves_all_running_and_stops_a_named_detector(bench: Bench, photos: Path):
+    for file in sorted((photos / "known" / "d").glob("*.png"))[1:]:
+        file.unlink()
+    named = bench(*folders(photos, "--detectors", "mahalanobis", "--fit-fraction", 0.05))
+    assert named.code == 2
+    assert "every class needs a training row, but classes [" in named.err.splitlines()[-1]
+    skipped = bench(*folders(photos, "--detectors", "mahalanobis(absent='skip')", "--fit-fraction", 0.05))
+    assert skipped.code == 0, skipped.err
+
+
+REFUSED = {
+    "unknown detector": (["--detectors", "enrgy"], "did you mean 'energy'?"),
+    "unknown calibrator": (["--calibrators", "temprature"], "did you mean 'temperature'?"),
+    "unknown ensemble": (["--ensemble", "mean"], "no ensemble is named 'mean'"),
+    "unknown suite": (["--suite", "imagenet"], "no suite is named 'imagenet'; known: digits, folders"),
+    "no id": (["--suite", "folders", "--model", "test_cli:network"], "needs --id DIR"),
+    "models for digits": (["--model", "timm:resnet18"], "brings its own images and networks"),
+    "unknown device": (["--device", "tpu9"], "device 'tpu9' cannot be used"),
+    "unknown dtype": (["--dtype", "int8"], "--dtype must be one of float32"),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_a_wrong_choice_is_one_line_and_exit_code_2(bench: Bench, case: str):
+    arguments, message = REFUSED[case]
+    result = bench(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+BROKEN = {
+    "missing folder": (["--id", "nowhere"], "image folder 'nowhere' does not exist"),
+    "missing ood": (["--ood", "x=nowhere"], "image folder 'nowhere' does not exist"),
+    "ood without a name": (["--ood", "nowhere"], "write NAME=DIR"),
+    "missing labels": (["--labels", "nowhere.csv"], "labels file 'nowhere.csv' does not exist"),
+    "missing checkpoint": (["--checkpoint", "nowhere.pt"], "nowhere.pt"),
+    "no head": (["--model", "test_cli:headless", "--model", "test_cli:headless"], "no nn.Linear is called"),
+    "nan logits": (["--model", "test_cli:sick"], "NaN logits for"),
+    "unknown factory": (["--model", "test_cli:nothing"], "nothing"),
+    "unknown timm model": (["--model", "timm:resnet5"], "resnet5"),
+}
+
+
+@pytest.mark.parametrize("case", list(BROKEN))
+def test_broken_input_is_one_line_and_exit_code_2(bench: Bench, photos: Path, case: str):
+    arguments, message = BROKEN[case]
+    base = [a for a in folders(photos) if case not in ("no head", "nan logits", "unknown factory", "unknown timm model") or
+            a not in ("--model", "test_cli:network")]  # fmt: skip
+    result = bench(*base, *arguments)
+    assert result.code == 2
+    assert message in result.err.splitlines()[-1]
+    assert "Traceback" not in result.err
+
+
+def test_a_checkpoint_of_another_architecture_names_what_differs(bench: Bench, photos: Path, tmp_path: Path):
+    file = tmp_path / "other.safetensors"
+    save_file({"0.weight": torch.zeros(6, 3, 5, 5), "layer.bias": torch.zeros(2)}, file)
+    result = bench(*folders(photos, "--checkpoint", file))
+    assert result.code == 2
+    assert "0.weight" in result.err or "layer.bias" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_the_long_part(bench: Bench, photos: Path, tmp_path: Path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    result = bench(*folders(photos), "--out", blocked / "run")
+    assert result.code == 2
+    assert "cannot write into the folder" in result.err
+    assert not list((tmp_path / "cache").glob("*/done/*"))
+
+
+def test_list_names_everything_with_family_needs_cost_and_paper(bench: Bench):
+    result = bench("--list")
+    lines = result.out.splitlines()
+    for name, kind in detector_classes().items():
+        (row,) = [line for line in lines if line.split() and line.split()[0] == name and kind.family in line][:1]
+        assert kind.needs in row
+        assert kind.paper.partition(",")[0] in row
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in calibrator_classes())
+
+
+def test_help_has_examples(bench: Bench):
+    result = bench("--help")
+    assert result.code == 0
+    assert "ood-bench --detectors my_pkg:MyDetector" in result.out
+
+
+def test_version_is_the_package_version(bench: Bench):
+    import ood_toolkit
+
+    assert bench("--version").out == f"ood-bench {ood_toolkit.__version__}\n"
