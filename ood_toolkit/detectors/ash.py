@@ -17,30 +17,33 @@ def kept_count(width: int, percentile: float) -> int:
 def largest(features: Float[Tensor, "N D"], percentile: float) -> Bool[Tensor, "N D"]:
     """Which features of a row belong to its `kept_count` largest; among equals, the first ones.
 
-    `topk` leaves the choice among equals to the device, and after a ReLU equals are common: zeros.
+    The indices of `topk` would leave the choice among equals to the device, and after a ReLU equals are common: zeros.
     """
     kept = kept_count(features.shape[1], percentile)
-    threshold = features.kthvalue(features.shape[1] - kept + 1, dim=1, keepdim=True).values
+    threshold = features.topk(kept, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     mask = features >= threshold
-    tied = mask.sum(dim=1) > kept
-    if tied.any():
+    if int(mask.count_nonzero()) > kept * len(features):
+        tied = mask.sum(dim=1) > kept
         rows, limit = features[tied], threshold[tied]
-        above = rows > limit
-        equal = rows == limit
+        above, equal = rows > limit, rows == limit
         spare = kept - above.sum(dim=1, keepdim=True)
         mask[tied] = above | (equal & (equal.cumsum(dim=1) <= spare))
     return mask
 
 
-def concentration(features: Float[Tensor, "N D"], percentile: float) -> Float[Tensor, "N 1"]:
-    """`s₁ / s₂`: the sum of all features over the sum of the largest ones; 1 where the latter is 0.
+def sum_ratio(features: Float[Tensor, "N D"], top: Float[Tensor, "N 1"]) -> Float[Tensor, "N 1"]:
+    """`s₁ / s₂`: the sum of all features over `top`, that of the largest ones; 1 where `top` is 0.
 
     With features of both signs the ratio can be any number; it is limited to ±80 so that its exponential is finite.
     """
-    kept = kept_count(features.shape[1], percentile)
-    top = features.topk(kept, dim=1, sorted=False).values.sum(dim=1, keepdim=True)
     ratio = features.sum(dim=1, keepdim=True) / torch.where(top == 0, 1.0, top)
     return torch.where(top == 0, 1.0, ratio).clamp(-80.0, 80.0)
+
+
+def concentration(features: Float[Tensor, "N D"], percentile: float) -> Float[Tensor, "N 1"]:
+    """`s₁ / s₂`: the sum of all features over that of the `kept_count` largest; see `sum_ratio`."""
+    kept = kept_count(features.shape[1], percentile)
+    return sum_ratio(features, features.topk(kept, dim=1, sorted=False).values.sum(dim=1, keepdim=True))
 
 
 class ActivationShaping(Rectifier):
@@ -85,7 +88,7 @@ class ASHPDetector(ActivationShaping):
 
     def rectify(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """The largest features; zero elsewhere."""
-        return features * largest(features, self.percentile)
+        return torch.where(largest(features, self.percentile), features, 0.0)
 
 
 class ASHBDetector(ActivationShaping):
@@ -106,7 +109,7 @@ class ASHBDetector(ActivationShaping):
     def rectify(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """`s₁ / k` at the largest features; zero elsewhere."""
         fill = features.sum(dim=1, keepdim=True) / kept_count(features.shape[1], self.percentile)
-        return largest(features, self.percentile) * fill
+        return torch.where(largest(features, self.percentile), fill, 0.0)
 
 
 class ASHSDetector(ActivationShaping):
@@ -129,4 +132,5 @@ class ASHSDetector(ActivationShaping):
 
     def rectify(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """The largest features, times `exp(s₁ / s₂)`; zero elsewhere."""
-        return features * largest(features, self.percentile) * concentration(features, self.percentile).exp()
+        pruned = torch.where(largest(features, self.percentile), features, 0.0)
+        return pruned.mul_(sum_ratio(features, pruned.sum(dim=1, keepdim=True)).exp())

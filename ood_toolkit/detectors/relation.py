@@ -81,6 +81,6 @@ class RelationDetector(Detector):
             block = slice(start, start + _BANK)
             edges = (directions @ self.directions[block].T).clamp_min_(0)
             edges *= probabilities @ self.probabilities[block].T
-            edges = torch.nn.functional.threshold_(edges, self.threshold, 0.0)
+            edges.masked_fill_(edges <= self.threshold, 0.0)
             total += (edges if self.power == 1 else edges.pow_(self.power)).sum(dim=1)
         return total
