@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
-from ood_toolkit.detectors.softmax import class_means, log_probabilities
+from ood_toolkit.detectors.softmax import class_means, log_probabilities, small_batches
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.stats import present_classes
 
-_SWEEPS = 20
+_SWEEPS = 30
 
 
 def roots(logits: Float[Tensor, "N C"], temperature: float) -> Float[Tensor, "N C"]:
@@ -72,7 +72,7 @@ class IgeoodDetector(Detector):
             centres = torch.nn.functional.normalize(centres, dim=1)
             for _ in range(_SWEEPS):
                 centres, moved = self._towards_the_median(train, centres)
-                if moved < 1e-7:
+                if moved < 1e-6:
                     break
         self.centres = centres[present_classes(counts, self.absent)].to(train.head.weight.dtype)
         return self
@@ -83,15 +83,17 @@ class IgeoodDetector(Detector):
     def _towards_the_median(self, train: Outputs, centres: Float[Tensor, "K C"]) -> tuple[Tensor, float]:
         """One step of Weiszfeld's map: the mean of the tangent vectors towards the rows, weighted by 1/distance."""
         pull, weights = torch.zeros_like(centres), centres.new_zeros(len(centres))
-        for batch in train.batches():
+        for batch in small_batches(train):
             known = batch.labels >= 0
             label = batch.labels[known]
-            points, base = self._roots(batch)[known], centres[label]
-            cosine = (points * base).sum(dim=1, keepdim=True).clamp(-1.0, 1.0)
-            tangent = points - cosine * base
+            points = roots(batch.logits[known], self.temperature)
+            base = centres[label].to(points.dtype)
+            chord = (points - base).norm(dim=1)
+            tangent = points - (1 - chord.square() / 2).unsqueeze(1) * base
             # log map divided by the angle: a unit vector, and 0 for a row that sits on its centre
-            pull.index_add_(0, label, torch.nn.functional.normalize(tangent, dim=1, eps=1e-12))
-            weights.index_add_(0, label, 1 / cosine.squeeze(1).arccos().clamp_min(1e-6))
+            pull.index_add_(0, label, torch.nn.functional.normalize(tangent, dim=1, eps=1e-12).double())
+            angle = 2 * (chord.double() / 2).clamp_max(1.0).arcsin()
+            weights.index_add_(0, label, 1 / angle.clamp_min(1e-6))
         step = pull / weights.clamp_min(1e-300).unsqueeze(1)
         length = step.norm(dim=1, keepdim=True).clamp_max(math.pi / 4)
         moved = length.cos() * centres + length.sin() * torch.nn.functional.normalize(step, dim=1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.msp import one_minus_msp
+from ood_toolkit.detectors.softmax import small_batches
 from ood_toolkit.outputs import Outputs
 
 _BOUNDS = (1e-3, 1e3)
@@ -17,7 +18,7 @@ _BOUNDS = (1e-3, 1e3)
 def likelihood_slopes(train: Outputs, inverse_temperature: float) -> tuple[float, float]:
     """First and second derivative of the mean NLL of the labelled rows in β = 1/T: E_p[z] − z_y, and Var_p[z]."""
     slope = curvature = 0.0
-    for batch in train.batches():
+    for batch in small_batches(train):
         known = batch.labels >= 0
         logits = batch.logits[known].double()
         logits = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(-1e30)  # −inf × 0 would be NaN
@@ -29,13 +30,18 @@ def likelihood_slopes(train: Outputs, inverse_temperature: float) -> tuple[float
 
 
 def best_temperature(train: Outputs) -> float:
-    """The T in [0.001, 1000] that minimises the NLL of the labelled rows, by Newton's method inside a bracket."""
+    """The T in [0.001, 1000] that minimises the NLL of the labelled rows, by Newton's method inside a bracket.
+
+    Where rows of other classes no longer matter to the last digit, as for rows that are all right, it stops there.
+    """
     if not any(bool((batch.labels >= 0).any()) for batch in train.batches()):
         raise ValueError("fitting a temperature needs labelled rows, but there are none; give a temperature instead")
     low, high = 1 / _BOUNDS[1], 1 / _BOUNDS[0]
     beta, before = 1.0, math.inf
     for _ in range(100):
         slope, curvature = likelihood_slopes(train, beta)
+        if slope == 0:
+            break
         # the NLL is convex in β, so the sign of the slope says on which side the minimum lies
         low, high = (low, beta) if slope > 0 else (beta, high)
         step = -slope / curvature if curvature > 0 else math.inf

@@ -44,9 +44,20 @@ def test_scipy_finds_the_same_minimum(factor):
     assert best_temperature(Outputs.from_logits(logits, labels)) == pytest.approx(float(np.exp(found.x)), rel=1e-5)
 
 
-def test_perfectly_separated_rows_end_at_the_bound():
+def test_rows_that_are_all_right_end_where_the_softmax_is_certain():
+    logits = 5 * torch.eye(4, dtype=torch.float64)
+    temperature = best_temperature(Outputs.from_logits(logits, torch.arange(4)))
+    assert 1e-3 <= temperature < 0.1
+    assert (logits / temperature).log_softmax(dim=1).diagonal().abs().max() < 1e-40
+
+
+def test_rows_that_are_all_wrong_end_at_the_upper_bound():
     logits = 5 * torch.eye(4)
-    assert best_temperature(Outputs.from_logits(logits, torch.arange(4))) == pytest.approx(1e-3)
+    assert best_temperature(Outputs.from_logits(logits, torch.arange(4).roll(1))) == pytest.approx(1e3, rel=1e-6)
+
+
+def test_equal_logits_leave_the_temperature_at_one():
+    assert best_temperature(Outputs.from_logits(torch.ones(4, 4), torch.arange(4))) == 1
 
 
 def test_it_needs_a_label():
