@@ -118,8 +118,8 @@ def method_of(record: Record) -> str:
     return f"{record.calibrator}+{record.method}"
 
 
-def _setting(record: Record, name: str) -> str:
-    """The setting as text; "" where the record does not say."""
+def setting(record: Record, name: str) -> str:
+    """A field of `SETTINGS`, or any other, as text; "" where the record does not say."""
     if name == "rows":
         if record.value is None:
             return ""
@@ -128,7 +128,7 @@ def _setting(record: Record, name: str) -> str:
         return str(record.positives + record.negatives)  # how many are wrong is the model's doing
     if name == "level":
         return "" if record.level is None else f"{record.level:g}"
-    return getattr(record, name)
+    return str(getattr(record, name))
 
 
 def _scope(record: Record, name: str) -> tuple[object, ...]:
@@ -149,22 +149,22 @@ def _differences(
     record: Record, first: dict[tuple[object, ...], Record], allow: Collection[str]
 ) -> Iterable[tuple[str, str]]:
     for name in SETTINGS:
-        setting = _setting(record, name)
+        found = setting(record, name)
         # a missing mask means all classes; any other empty setting means that it does not apply
-        if not setting and name not in ("mask", "protocol"):
+        if not found and name not in ("mask", "protocol"):
             continue
         known = first.setdefault(_scope(record, name), record)
-        if _setting(known, name) == setting:
+        if setting(known, name) == found:
             continue
         if name not in allow:
             raise ValueError(_refusal(known, record, name))
-        yield name, setting
+        yield name, found
 
 
 def _refusal(known: Record, record: Record, name: str) -> str:
     return (
         f"these records cannot share a table: {_WORDS.get(name, 'the ' + name)} differs: "
-        f"{_setting(known, name)!r} for {_place(known)}, but {_setting(record, name)!r} for {_place(record)}; "
+        f"{setting(known, name)!r} for {_place(known)}, but {setting(record, name)!r} for {_place(record)}; "
         f"render them apart, or allow the difference in {name!r} to keep it with a footnote"
     )
 

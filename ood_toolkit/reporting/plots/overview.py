@@ -75,8 +75,8 @@ def critical_differences(methods: Sequence[str], values: "ndarray", name: str, m
     about = (
         f"Mean rank by {label} of {count} detectors over {values.shape[1]} sets, best on the left. A bar joins "
         f"detectors whose mean ranks differ by less than Nemenyi's critical difference ({gap:.2f} at 5%): it cannot "
-        f"tell them apart. Friedman's test: p = {friedman(values):.2g}. Sets that share images are no independent repetitions, "
-        "so read it as a summary, not as a proof."
+        f"tell them apart. Friedman's test: p = {friedman(values):.2g}. Sets that share images are no independent "
+        "repetitions, so read it as a summary, not as a proof."
     )
     return Drawing(name=name, title=f"Critical differences in {label}", about=about, figure=figure)
 
@@ -126,10 +126,10 @@ def critical_difference(methods: int, blocks: int) -> float:
 
 
 def friedman(values: "ndarray") -> float:
-    """The p-value of Friedman's test that all methods rank alike; NaN where scipy needs three of them."""
+    """The p-value of Friedman's test that K ≥ 3 methods rank alike; 1 where they tie everywhere."""
     from scipy.stats import friedmanchisquare
 
-    return float(friedmanchisquare(*values).pvalue) if len(values) > 2 else float("nan")
+    return 1.0 if (values == values[0]).all() else float(friedmanchisquare(*values).pvalue)
 
 
 def cliques(ranks: "ndarray", gap: float) -> list[tuple[int, int]]:
