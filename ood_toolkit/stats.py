@@ -74,10 +74,11 @@ def moments(
         rows = rows - shift
         counts += torch.bincount(group, minlength=classes)
         sums.index_add_(0, group, rows)
-        scatter += rows.T @ rows
+        _add_upper_products(scatter, rows)
     total_rows = int(counts.sum())
     if sums is None or scatter is None or shift is None or total_rows == 0:
         raise ValueError("fitting needs labelled training rows, but there are none")
+    scatter = scatter.triu() + scatter.triu(1).T
     means = sums / counts.unsqueeze(1)
     centre = sums.sum(dim=0) / total_rows
     seen = counts > 0
@@ -89,6 +90,14 @@ def moments(
         within=(scatter - weighted.T @ means[seen]) / total_rows,
         total=scatter / total_rows - torch.outer(centre, centre),
     )
+
+
+def _add_upper_products(scatter: Float[Tensor, "D D"], rows: Float[Tensor, "N D"]) -> None:
+    """Adds `rows.T @ rows` to the upper triangle of `scatter` (and to some of the rest): half of the work."""
+    step = -(-rows.shape[1] // 8)
+    for start in range(0, rows.shape[1], step):
+        stop = start + step
+        scatter[:stop, start:stop].addmm_(rows[:, :stop].T, rows[:, start:stop])
 
 
 def one_group(outputs: Outputs) -> Int[Tensor, " N"]:

@@ -15,6 +15,9 @@ from ood_toolkit.stats import moments, present_classes, principal_axes
 _COVARIANCE_NUMBERS = 1 << 24
 """What the covariances of all classes may hold by default: 128 MiB of float64."""
 
+_BLOCK_NUMBERS = 1 << 22
+"""Numbers in one temporary block of scoring: 32 MiB of float64."""
+
 
 class GMMDetector(Detector):
     """Flags features of low density under a mixture of one Gaussian per class, each with its own covariance.
@@ -43,7 +46,7 @@ class GMMDetector(Detector):
     centre: Float[Tensor, " D"]
     axes: Float[Tensor, "D R"]
     means: Float[Tensor, "K R"]
-    factors: Float[Tensor, "L R R"]
+    whiteners: Float[Tensor, "L R R"]
     log_weights: Float[Tensor, " K"]
 
     def __init__(
@@ -76,19 +79,23 @@ class GMMDetector(Detector):
             covariances = (self.axes.T @ gathered.within @ self.axes).unsqueeze(0)
         else:
             covariances = self._class_covariances(train, present, counts)
-        self.factors = self._factorised(covariances, present)
+        self.whiteners = self._whitened(covariances, present)
         return self
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) negative log-densities, of either sign; higher = more out-of-distribution."""
         rows = self._reduced(outputs.features)
-        constant = 0.5 * rows.shape[1] * math.log(2 * math.pi)
+        width = rows.shape[1]
+        log_norms = self.log_weights + self.whiteners.diagonal(dim1=1, dim2=2).log().sum(dim=1)
+        log_norms = log_norms.double() - 0.5 * width * math.log(2 * math.pi)
         density = torch.full_like(rows[:, 0], -torch.inf)
-        for number, (mean, log_weight) in enumerate(zip(self.means, self.log_weights, strict=True)):
-            factor = self.factors[number if len(self.factors) > 1 else 0].double()
-            standard = torch.linalg.solve_triangular(factor, (rows - mean.double()).T, upper=False)
-            exponent = log_weight - 0.5 * standard.square().sum(dim=0) - factor.diagonal().log().sum()
-            density = torch.logaddexp(density, exponent - constant)
+        step = max(1, _BLOCK_NUMBERS // (width * max(1, len(rows))))
+        for start in range(0, len(self.means), step):
+            part = slice(start, start + step)
+            whiteners = self.whiteners[part if len(self.whiteners) > 1 else slice(None)].double()
+            standard = rows.unsqueeze(0) @ whiteners - self.means[part].double().unsqueeze(1) @ whiteners
+            exponents = log_norms[part].unsqueeze(1) - 0.5 * standard.square_().sum(dim=2)
+            density = torch.logaddexp(density, exponents.logsumexp(dim=0))
         return -density.to(outputs.features.dtype)
 
     def _reduced(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N R"]:
@@ -106,7 +113,7 @@ class GMMDetector(Detector):
                 covariances[number].addmm_(about.T, about)
         return covariances.div_(counts.view(-1, 1, 1))
 
-    def _factorised(self, covariances: Float[Tensor, "L R R"], present: Int[Tensor, " K"]) -> Float[Tensor, "L R R"]:
+    def _whitened(self, covariances: Float[Tensor, "L R R"], present: Int[Tensor, " K"]) -> Float[Tensor, "L R R"]:
         covariances.diagonal(dim1=1, dim2=2).add_(self.ridge)
         factors, failed = torch.linalg.cholesky_ex(covariances)
         if failed.any():
@@ -115,7 +122,7 @@ class GMMDetector(Detector):
                 f"the covariance of classes {names} is singular with ridge={self.ridge:g}: give more rows, a larger "
                 "ridge, a smaller dim, or covariance='tied'"
             )
-        return factors
+        return torch.linalg.solve_triangular(factors.mT, torch.eye(factors.shape[1]).to(factors), upper=True)
 
 
 def _by_class(rows: Tensor, labels: Tensor, position: Tensor) -> Iterator[tuple[int, Tensor]]:
