@@ -20,6 +20,7 @@ class EntropyTemperatureCalibrator(RowTemperatureCalibrator):
 
     Args:
         loss: minimised on held-out rows, "nll" (the paper's) or "mse".
+        decay: weight of the squared distance from the constant temperature's w and b, ≥ 0, added to the summed loss.
     """
 
     name = "entropy_temperature"
@@ -29,11 +30,12 @@ class EntropyTemperatureCalibrator(RowTemperatureCalibrator):
     )
     cite = "balanya2024adaptive"
 
-    def __init__(self, loss: Loss = "nll") -> None:
+    def __init__(self, loss: Loss = "nll", decay: float = 0.0) -> None:
         super().__init__()
         if loss not in ("nll", "mse"):
             raise ValueError(f"loss must be 'nll' or 'mse', got {loss!r}")
         self.loss: Loss = loss
+        self.decay = decay
 
     def features(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N 1"]:
         """The feature log H̄, at least log 1e-12."""

@@ -26,8 +26,8 @@ class MatrixCalibrator(Calibrator):
         off_diagonal: λ ≥ 0, or None for the data's choice.
         intercept: μ ≥ 0, or None for the data's choice.
 
-    Differs from the paper in choosing λ and μ without cross-validation. -inf logits are refused: a mixture of them
-    means nothing.
+    Differs from the paper in choosing λ and μ without cross-validation. A mixture of -inf means nothing: `fit` refuses
+    such logits, and later rows are read with their smallest finite logit in its place, the class staying impossible.
     """
 
     name = "matrix"
@@ -68,8 +68,11 @@ class MatrixCalibrator(Calibrator):
         return logits
 
     def _scaled(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
-        inputs = self._inputs(logits)
-        return torch.nn.functional.linear(inputs, self.weight.to(inputs.dtype), self.bias.to(inputs.dtype))
+        impossible = logits.isneginf()
+        smallest = torch.where(impossible, torch.inf, logits).amin(dim=-1, keepdim=True)
+        inputs = self._inputs(logits.maximum(smallest))
+        scaled = torch.nn.functional.linear(inputs, self.weight.to(inputs.dtype), self.bias.to(inputs.dtype))
+        return scaled.masked_fill(impossible, -torch.inf)
 
 
 def _fit(

@@ -81,16 +81,9 @@ class NetcalCalibrator(Calibrator):
 
     @classmethod
     def variant(cls, method: str, arguments: dict[str, Any]) -> "NetcalCalibrator":
-        """From `netcal:method(arguments)`: what is not an argument here goes to netcal's class."""
+        """From the spec `netcal:method(arguments)`: arguments that are not known here go to netcal's class."""
         task = arguments.pop("task", "top_label")
         return cls(method=method, task=task, options=tuple(arguments.items()))
-
-    @property
-    def spec(self) -> str:
-        """`netcal:METHOD(...)`, which `registry.build_calibrator` reads back."""
-        shown = dict(self.options) | ({} if self.task == "top_label" else {"task": self.task})
-        inside = ", ".join(f"{name}={value!r}" for name, value in shown.items())
-        return f"{self.name}:{self.method}" + (f"({inside})" if inside else "")
 
     def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:
         """Fits netcal's calibrator and reads its map off. Returns itself."""

@@ -19,6 +19,7 @@ class PTSCalibrator(RowTemperatureCalibrator):
         largest: k, how many of the largest logits the network sees (all, where there are fewer classes).
         hidden: units in each of the two hidden layers.
         loss: minimised on held-out rows, "mse" (the paper's: probabilities against one-hot labels) or "nll".
+        decay: weight of the squared distance from the first weights, ≥ 0, added to the summed loss.
         seed: of the network's first weights.
 
     Differs from the authors' code in the optimiser: L-BFGS from the best constant temperature in place of 100,000
@@ -34,7 +35,9 @@ class PTSCalibrator(RowTemperatureCalibrator):
     centre: Float[Tensor, " F"]
     spread: Float[Tensor, " F"]
 
-    def __init__(self, largest: int = 10, hidden: int = 5, loss: Loss = "mse", seed: int = 0) -> None:
+    def __init__(
+        self, largest: int = 10, hidden: int = 5, loss: Loss = "mse", decay: float = 10.0, seed: int = 0
+    ) -> None:
         super().__init__()
         if largest < 1 or hidden < 1:
             raise ValueError(f"largest and hidden must be at least 1, got {largest} and {hidden}")
@@ -43,6 +46,7 @@ class PTSCalibrator(RowTemperatureCalibrator):
         self.largest = largest
         self.hidden = hidden
         self.loss: Loss = loss
+        self.decay = decay
         self.seed = seed
 
     def features(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N F"]:

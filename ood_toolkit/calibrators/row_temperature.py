@@ -26,6 +26,7 @@ class RowTemperatureCalibrator(Calibrator):
     preserves_argmax = True
     parameters_: Float[Tensor, " P"]
     loss: Loss
+    decay: float
 
     def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:
         """Learns the map. Returns itself."""
@@ -40,7 +41,9 @@ class RowTemperatureCalibrator(Calibrator):
                 inverse = 1 / self.temperature_of(features, point)
                 value, slopes = loss_by_inverse(logits, labels, inverse.detach(), self.loss)
                 (gradient,) = torch.autograd.grad(inverse, point, slopes / len(logits))
-            return value, gradient
+            moved = point.detach() - start
+            pull = self.decay / len(logits) * moved
+            return value + float(pull @ moved), gradient + 2 * pull
 
         self.parameters_ = minimise(objective, start, most_steps=200)
         return self
