@@ -410,14 +410,13 @@ def main() -> None:
     arrays = synthetic(options.rows, options.fit_rows, options.width, options.classes)
     names, skipped = chosen(options.only)
     table = []
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     for name in names:
         ours, theirs = measured(name, arrays, options)
         table.append(row(name, ours, theirs))
         print(" | ".join(table[-1]), flush=True)
-    text = report(table, skipped, facts, arrays)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(text, encoding="utf-8")
-    print(text)
+        options.out.write_text(report(table, skipped, facts, arrays), encoding="utf-8")  # a stopped run leaves these
+    print(report(table, skipped, facts, arrays))
 
 
 if __name__ == "__main__":
