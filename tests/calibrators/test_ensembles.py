@@ -125,17 +125,22 @@ def test_one_member_is_temperature_scaling():
         torch.testing.assert_close(kind().fit(logits[None], labels)(logits[None]), scaled, atol=1e-8, rtol=0)
 
 
-def test_pools_beat_their_members_and_calibration_of_the_pool_helps():
+def test_calibrated_pools_beat_each_calibrated_member():
     logits, labels = members(5)
     fresh, truth = members(5, seed=1)
-    alone = min(
-        nll(TemperatureCalibrator().fit(m, labels).log_probabilities(f), truth)
-        for m, f in zip(logits, fresh, strict=True)
-    )
-    calibrated_first = nll(CalibrateThenPoolEnsemble().fit(logits, labels)(fresh), truth)
-    for kind in (PooledTemperatureEnsemble, PoolThenCalibrateEnsemble):
-        assert nll(kind().fit(logits, labels)(fresh), truth) < min(alone, calibrated_first)
-    assert calibrated_first < alone
+    pairs = zip(logits, fresh, strict=True)
+    calibrated = [TemperatureCalibrator().fit(member, labels).log_probabilities(f) for member, f in pairs]
+    best = min(nll(member, truth) for member in calibrated)
+    for kind in (PooledTemperatureEnsemble, PoolThenCalibrateEnsemble, CalibrateThenPoolEnsemble):
+        assert nll(kind().fit(logits, labels)(fresh), truth) < best - 0.1
+
+
+def test_the_mean_of_calibrated_members_is_underconfident_and_a_shared_temperature_is_bolder():
+    logits, labels = members(5)
+    pooled = CalibrateThenPoolEnsemble().fit(logits, labels)(logits)
+    assert float(TemperatureCalibrator().fit(pooled, labels).temperature) < 0.9
+    alone = [float(TemperatureCalibrator().fit(member, labels).temperature) for member in logits]
+    assert float(PooledTemperatureEnsemble().fit(logits, labels).temperature) < min(alone)
 
 
 def test_a_member_count_that_changes_or_a_missing_fit_is_named():

@@ -107,8 +107,8 @@ def test_matrix_and_dirichlet_minimise_likelihood_plus_odir(kind, prepare, penal
 
 @pytest.mark.parametrize("kind", [MatrixCalibrator, DirichletCalibrator])
 def test_off_diagonals_without_evidence_stay_small(kind):
-    logits, labels = drawn(1000, 15)
-    fresh, truth = drawn(4000, 15, seed=1)
+    logits, labels = drawn(600, 8)
+    fresh, truth = drawn(3000, 8, seed=1)
     temperature = nll(TemperatureCalibrator().fit(logits, labels).log_probabilities(fresh), truth)
     chosen = nll(kind().fit(logits, labels).log_probabilities(fresh), truth)
     free = nll(kind(off_diagonal=0.0, intercept=0.0).fit(logits, labels).log_probabilities(fresh), truth)
