@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from ood_toolkit.datasets.classes import class_list
 from ood_toolkit.outputs import UNKNOWN
 
 if TYPE_CHECKING:
@@ -47,18 +48,26 @@ class FolderImages:
         root: the folder.
         name: how records call the set; the folder's name by default.
         labels: class index by relative path; images that are not in it have an unknown label.
+        paths: relative paths to read, in this order; all images by default. They are not looked for until opened.
 
     Raises:
         ValueError: the folder is missing, is not a folder, or holds no image.
     """
 
-    def __init__(self, root: Path | str, *, name: str = "", labels: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        name: str = "",
+        labels: Mapping[str, int] | None = None,
+        paths: Sequence[str] | None = None,
+    ) -> None:
         self.root = Path(root)
         if not self.root.is_dir():
             kind = "is not a folder" if self.root.exists() else "does not exist"
             raise ValueError(f"image folder {str(root)!r} {kind}")
         self.name = name or self.root.resolve().name
-        self.ids: Sequence[str] = image_paths(self.root)
+        self.ids: Sequence[str] = image_paths(self.root) if paths is None else list(paths)
         if not self.ids:
             known = ", ".join(sorted(IMAGE_SUFFIXES))
             raise ValueError(f"image folder {str(root)!r} holds no image (looked for {known})")
@@ -215,6 +224,4 @@ def labels_from_folders(root: Path, class_index: Mapping[str, int], classes: int
 
 def imagenet_class_index() -> dict[str, int]:
     """WordNet id → index of the 1000 ImageNet-1k classes."""
-    lines = Path(__file__).with_name("imagenet1k_classes.txt").read_text(encoding="utf-8").splitlines()
-    rows = (line.split("\t") for line in lines if not line.startswith("#"))
-    return {wnid: int(index) for wnid, index, _ in rows}
+    return dict(class_list("imagenet1k"))

@@ -1,0 +1,194 @@
+"""What the ImageNet suites share: validation images or their stand-in, and the parts that methods learn from."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ood_toolkit.benchmarks.suite import Part
+from ood_toolkit.datasets import FolderImages, ImageSet, SubsetImages
+from ood_toolkit.datasets.catalogue import entry
+from ood_toolkit.datasets.classes import class_list
+from ood_toolkit.datasets.images import IMAGE_SUFFIXES
+from ood_toolkit.datasets.locate import find, open_set
+
+Source = Literal["auto", "train", "v2", "validation", "none"]
+CLASSES = 1000
+STAND_IN = "imagenet-v2-matched-frequency"
+TRAIN_PLACES = ("imagenet-1k/train", "imagenet/train", "imagenet_1k/train", "images_largescale/imagenet_1k/train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """What detectors and calibrators may learn from; it is never scored.
+
+    Args:
+        source: "train" is a class-balanced sample of ImageNet train for detectors; "v2" is ImageNetV2; "validation" a
+            held-out part of the validation images, which makes the scored part smaller than the official one; "none"
+            leaves out whatever learns. Calibrators never learn from train: the network has seen it. "auto" is train
+            if it is there, else v2, else validation.
+        per_class: images of each class from train.
+        fit_share: share of each class's validation (or ImageNetV2) images for detectors, 0 to 1.
+        calibration_share: likewise for calibrators.
+        seed: of the choice.
+    """
+
+    source: Source = "auto"
+    per_class: int = 50
+    fit_share: float = 0.2
+    calibration_share: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.source not in get_args(Source):
+            raise ValueError(f"learn from {', '.join(get_args(Source))}; got {self.source!r}")
+        shares = (self.fit_share, self.calibration_share)
+        if min(shares) < 0 or sum(shares) >= 1 or self.per_class < 1:
+            raise ValueError(f"shares must lie in [0, 1) with a sum below 1, and per_class be positive; got {self}")
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """The in-distribution images, cut to the classes that matter.
+
+    Args:
+        images: ImageNet validation, or ImageNetV2 in its place.
+        official: it is ImageNet validation.
+    """
+
+    images: ImageSet
+    official: bool
+
+    def rows_of(self, classes: Collection[int]) -> Tensor:
+        """(K,) rows whose class is one of these."""
+        return torch.isin(self.images.labels, torch.tensor(sorted(classes))).nonzero().flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """The parts to learn from, and the validation rows that are therefore not scored."""
+
+    fit: Part | None
+    calibration: Part | None
+    withheld: Tensor
+
+
+def validation(root: Path, classes: Collection[int]) -> Validation | None:
+    """Validation images of these classes; ImageNetV2 where they are absent; None where both are."""
+    for name, official in (("imagenet-1k", True), (STAND_IN, False)):
+        known = entry(name)
+        if find(known, root) is not None:
+            images = open_set(known, root)
+            whole = Validation(images, official)
+            rows = whole.rows_of(classes).tolist()
+            return whole if len(rows) == len(images) else Validation(SubsetImages(images, rows), official)
+    return None
+
+
+def learned(root: Path, known: Validation | None, classes: Collection[int], learning: Learning) -> Learned:
+    """Chooses what to learn from, for a suite on these classes. Rows of the parts are those of `known.images`.
+
+    Raises:
+        ValueError: the source that the user named is not there.
+    """
+    nothing = torch.empty(0, dtype=torch.int64)
+    if learning.source == "none":
+        return Learned(None, None, nothing)
+    train = train_part(root, classes, learning) if learning.source in ("auto", "train") else None
+    if learning.source == "train" and train is None:
+        raise ValueError(f"no ImageNet train below {str(root)!r} (looked for {', '.join(TRAIN_PLACES)})")
+    second = open_set(entry(STAND_IN), root) if _has_second(root, known) else None
+    if learning.source == "v2" and second is None:
+        raise ValueError(f"ImageNetV2 cannot be learned from: it is not below {str(root)!r}, or it is what is scored")
+    if second is not None and learning.source != "validation":
+        fit, calibration = _split(second, classes, learning, train, second.name, everything=True)
+        return Learned(train or fit, calibration, nothing)
+    if known is None:
+        return Learned(train, None, nothing)
+    fit, calibration = _split(known.images, classes, learning, train, known.images.name, everything=False)
+    parts = [part for part in (None if train else fit, calibration) if part is not None]
+    return Learned(train or fit, calibration, torch.cat([part.indices for part in parts]) if parts else nothing)
+
+
+def train_part(root: Path, classes: Collection[int], learning: Learning) -> Part | None:
+    """A class-balanced sample of ImageNet train, or None where it is absent.
+
+    Raises:
+        ValueError: a class has no folder, or no image in it.
+    """
+    folder = next((root / place for place in TRAIN_PLACES if (root / place).is_dir()), None)
+    if folder is None:
+        return None
+    generator = torch.Generator().manual_seed(learning.seed)
+    labels: dict[str, int] = {}
+    for wnid, index in class_list("imagenet1k").items():
+        if index in classes:
+            files = _image_names(folder / wnid)
+            if not files:
+                raise ValueError(f"ImageNet train in {str(folder)!r} has no image of class {wnid}")
+            chosen = torch.randperm(len(files), generator=generator)[: learning.per_class].sort().values
+            labels |= {f"{wnid}/{files[int(i)]}": index for i in chosen}
+    images = FolderImages(folder, name="imagenet-1k-train", labels=labels, paths=list(labels))
+    about = f"up to {learning.per_class} of each of {len(classes)} classes of ImageNet train, seed {learning.seed}"
+    return Part("fit", images, None, about)
+
+
+def held_out(images: ImageSet, classes: Collection[int], shares: Sequence[float], seed: int) -> list[Tensor]:
+    """Disjoint rows, one tensor per share: that share of each class's images, rounded, in ascending order.
+
+    The choice depends on file names and the seed alone, so it is the same from a folder, a flat folder and a tar.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen: list[list[int]] = [[] for _ in shares]
+    by_class: dict[int, list[int]] = {label: [] for label in sorted(classes)}
+    for row, label in enumerate(images.labels.tolist()):
+        if label in by_class:
+            by_class[label].append(row)
+    for rows in by_class.values():
+        rows.sort(key=lambda row: images.ids[row].rpartition("/")[2])
+        order = torch.randperm(len(rows), generator=generator).tolist()
+        start = 0
+        for share, taken in zip(shares, chosen, strict=True):
+            end = start + round(share * len(rows))
+            taken.extend(rows[position] for position in order[start:end])
+            start = end
+    return [torch.tensor(sorted(rows), dtype=torch.int64) for rows in chosen]
+
+
+def _split(
+    images: ImageSet,
+    classes: Collection[int],
+    learning: Learning,
+    train: Part | None,
+    name: str,
+    *,
+    everything: bool,
+) -> tuple[Part | None, Part | None]:
+    """Parts for fitting and calibration; `everything` gives all images to them, in the ratio of the shares."""
+    shares = [0.0 if train else learning.fit_share, learning.calibration_share]
+    total = sum(shares)
+    if everything and total:
+        shares = [share / total for share in shares]
+    rows = held_out(images, classes, shares, learning.seed)
+    parts = [
+        Part(what, images, chosen, f"{share:.0%} of each of {len(classes)} classes of {name}, never scored")
+        if len(chosen)
+        else None
+        for what, chosen, share in zip(("fit", "calibration"), rows, shares, strict=True)
+    ]
+    return parts[0], parts[1]
+
+
+def _has_second(root: Path, known: Validation | None) -> bool:
+    """ImageNetV2 is there and not itself scored as a stand-in."""
+    return (known is None or known.official) and find(entry(STAND_IN), root) is not None
+
+
+def _image_names(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    names = (path.name for path in folder.iterdir())
+    return sorted(name for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."))

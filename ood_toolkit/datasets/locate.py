@@ -1,0 +1,163 @@
+"""Finds published sets below a data root, in whatever layout they lie there, and opens them with their labels."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ood_toolkit.datasets.archives import TarImages
+from ood_toolkit.datasets.catalogue import CatalogueEntry
+from ood_toolkit.datasets.cifar import cifar_images
+from ood_toolkit.datasets.classes import class_list, validation_labels
+from ood_toolkit.datasets.combined import SubsetImages
+from ood_toolkit.datasets.images import IMAGE_SUFFIXES, FolderImages, ImageSet
+from ood_toolkit.datasets.shards import ShardImages, is_shard, shard_paths
+
+ROOT_VARIABLE = "OOD_DATA_ROOT"
+_VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a set lies.
+
+    Args:
+        path: folder or tar.
+        layout: how it lies there.
+    """
+
+    path: Path
+    layout: Literal["folder", "tar", "shards", "arrays"]
+
+
+def data_root(option: Path | None) -> Path | None:
+    """The folder below which published sets are looked for: the option, else $OOD_DATA_ROOT, else None."""
+    text = os.environ.get(ROOT_VARIABLE, "")
+    return option if option is not None else Path(text) if text else None
+
+
+def find(entry: CatalogueEntry, root: Path) -> Found | None:
+    """Where the set lies below `root`, or None. Folders win over tars, tars over shards, earlier places over later."""
+    for place in entry.places:
+        path = root / place
+        if path.is_dir() and entry.labels.startswith("cifar"):
+            return Found(path, "arrays")
+        if path.is_dir() and _fits(entry, path):
+            return Found(path, "folder")
+    for path in _tars(entry, root):
+        if path.is_file():
+            return Found(path, "tar")
+    for place in entry.places:
+        path = root / place
+        tars = sorted(path.glob("*.tar")) if path.is_dir() else []
+        if tars and is_shard(tars[0]):
+            return Found(path, "shards")
+    return None
+
+
+def open_set(entry: CatalogueEntry, root: Path, *, every_folder: bool = False) -> ImageSet:
+    """The set with ImageNet-1k labels (or its own, where it is no ImageNet set), from folder, tar or shards.
+
+    The same images get the same identifiers, labels and rows from a folder and from a tar; from shards too, if their
+    json states the paths.
+
+    Args:
+        entry: what to open.
+        root: the data root.
+        every_folder: also the class folders that overlap ImageNet and are left out otherwise.
+
+    Raises:
+        ValueError: it is not there, cannot be read, or holds folders that are none of its classes.
+    """
+    if entry.labels == "unread":
+        raise ValueError(f"{entry.title} is described but not read: {entry.login}")
+    found = find(entry, root)
+    if found is None:
+        places = ", ".join(entry.places)
+        raise ValueError(f"{entry.title} is not below {str(root)!r} (looked for {places}). {how_to_get(entry)}")
+    images = _open(entry, found)
+    if every_folder or not entry.drop_folders:
+        return images
+    kept = [row for row, image in enumerate(images.ids) if image.partition("/")[0] not in entry.drop_folders]
+    return images if len(kept) == len(images) else SubsetImages(images, kept)
+
+
+def how_to_get(entry: CatalogueEntry) -> str:
+    """One or two sentences: the command that downloads it, or what to do by hand."""
+    if entry.fetchable:
+        return f"Get it with: ood-bench data get {entry.name}"
+    return entry.login or "Nothing is known about where to get it."
+
+
+def labels_for(entry: CatalogueEntry, ids: Sequence[str]) -> dict[str, int]:
+    """Class index by identifier, by the set's rule; empty where labels are unknown.
+
+    Raises:
+        ValueError: a folder is none of the set's classes.
+    """
+    return {} if entry.labels in ("none", "unread") else {image: _label(entry, image) for image in ids}
+
+
+def _open(entry: CatalogueEntry, found: Found) -> ImageSet:
+    if found.layout == "arrays":
+        return cifar_images(entry.labels, found.path, name=entry.name)
+    if found.layout == "shards":
+        indices = None
+        if entry.class_list is not None and entry.labels != "none":
+            indices = list(class_list(entry.class_list).values())
+        shards = shard_paths(found.path)
+        return ShardImages(shards, name=entry.name, classes=indices, labels={} if entry.labels == "none" else None)
+    images = (FolderImages if found.layout == "folder" else TarImages)(found.path, name=entry.name)
+    labels = labels_for(entry, images.ids)
+    for row, image in enumerate(images.ids):
+        if image in labels:
+            images.labels[row] = labels[image]
+    return images
+
+
+def _label(entry: CatalogueEntry, image: str) -> int:
+    folders = image.split("/")[:-1]
+    if entry.labels == "validation" and not folders:
+        number = _VALIDATION.fullmatch(image)
+        if number is None or not 1 <= int(number[1]) <= len(validation_labels()):
+            raise ValueError(f"{entry.title}: {image!r} is in no class folder and no ILSVRC2012_val_<number>")
+        return validation_labels()[int(number[1]) - 1]
+    folder = (folders or [""])[-1 if entry.labels == "wnid-deep" else 0]
+    classes = class_list(entry.class_list or "imagenet1k")
+    if entry.labels == "index" and folder.isdecimal() and int(folder) < len(classes):
+        return int(folder)
+    if entry.labels != "index" and folder in classes:
+        return classes[folder]
+    raise ValueError(f"{entry.title}: folder {folder!r} of {image!r} is none of its {len(classes)} classes")
+
+
+def _fits(entry: CatalogueEntry, folder: Path) -> bool:
+    """The folder looks like the set: class folders that it has, or images at all where it has no known classes."""
+    if entry.labels == "index":
+        return any(path.is_dir() and path.name.isdecimal() for path in folder.iterdir())
+    if entry.class_list is None or entry.labels == "wnid-deep":
+        return any(True for _ in _images(folder))
+    classes = class_list(entry.class_list)
+    with os.scandir(folder) as listing:
+        return any(
+            item.name in classes or (entry.labels == "validation" and _VALIDATION.fullmatch(item.name) is not None)
+            for item in listing
+        )
+
+
+def _images(folder: Path) -> Iterator[str]:
+    for _, _, files in os.walk(folder):
+        yield from (file for file in files if Path(file).suffix.lower() in IMAGE_SUFFIXES)
+
+
+def _tars(entry: CatalogueEntry, root: Path) -> Iterator[Path]:
+    names = [archive.file for archive in entry.archives if archive.file.endswith(".tar")]
+    # an archive named only by its group ("blur.tar") is looked for inside the set's folders alone
+    if entry.name != "imagenet-1k" and entry.labels != "wnid-deep":
+        names.append(f"{entry.name}.tar")
+    for name in dict.fromkeys(names):
+        if entry.labels != "wnid-deep":
+            yield root / name
+        yield from (root / place / name for place in entry.places)
