@@ -95,7 +95,11 @@ def main() -> None:
             "torchmetrics": lambda: tm.multiclass_calibration_error(tensors, targets, options.classes, n_bins=15),
         },
     )
-    line("ECE from confidences", lambda: m.ece(confidence, correct), {"netcal": lambda: ECE(15).measure(confidence, hits)})
+    line(
+        "ECE from confidences",
+        lambda: m.ece(confidence, correct),
+        {"netcal": lambda: ECE(15).measure(confidence, hits)},
+    )
     line(
         "AUROC",
         lambda: m.auroc(id_scores, ood_scores),

@@ -97,8 +97,8 @@ def ece(
         scheme: see `binned`.
         norm: `l1`; `l2` for the root of the weighted mean square; `max` for the largest gap of a bin.
 
-    >>> ece([0.9, 0.9, 0.6], [True, False, True])
-    0.39999999999999997
+    >>> round(ece([0.9, 0.9, 0.6], [True, False, True]), 6)
+    0.4
     """
     return _norm_of(binned(confidence, correct, bins=bins, scheme=scheme), norm)
 

@@ -1,4 +1,4 @@
-"""Laws of the two-sample metrics, and the same numbers from scikit-learn, torchmetrics and loops that spell them out."""
+"""Laws of the two-sample metrics, and the same numbers from scikit-learn, torchmetrics and plain loops."""
 
 import numpy as np
 import pytest
@@ -111,8 +111,7 @@ def test_fpr_with_id_positive_is_the_same_rule_with_the_roles_exchanged(negative
 def test_detection_error_is_the_least_error_of_any_threshold(negatives, positives, prior):
     negative, positive = np.array(negatives), np.array(positives)
     errors = [
-        (1 - prior) * (negative >= t).mean() + prior * (positive < t).mean()
-        for t in [np.inf, *negatives, *positives]
+        (1 - prior) * (negative >= t).mean() + prior * (positive < t).mean() for t in [np.inf, *negatives, *positives]
     ]
     assert m.detection_error(negatives, positives, ood_prior=prior) == pytest.approx(min(errors), abs=1e-12)
 

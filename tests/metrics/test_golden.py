@@ -81,7 +81,10 @@ def test_misclassification_metrics_equal_the_peers_on_the_golden_classifier():
         "hendrycks l1": (m.rms_calibration_error_official(confidence, correct, norm="l1"), official["calib_err_l1"]),
         "hendrycks max": (m.rms_calibration_error_official(confidence, correct, norm="max"), official["calib_err_max"]),
         "pytorch-ood RMS": (m.rms_calibration_error(confidence, correct), peers["pytorch-ood"]["RMS_calib_err"]),
-        "pytorch-ood l1": (m.rms_calibration_error(confidence, correct, norm="l1"), peers["pytorch-ood"]["calib_err_l1"]),
+        "pytorch-ood l1": (
+            m.rms_calibration_error(confidence, correct, norm="l1"),
+            peers["pytorch-ood"]["calib_err_l1"],
+        ),
         "gpleiss ECE": (m.ece(confidence, correct), peers["gpleiss"]["ECE15"]),
         "sklearn NLL": (m.nll(probabilities, labels), peers["sklearn"]["NLL"]),
         "NLL from logs": (m.nll_from_log(np.log(probabilities), labels), peers["sklearn"]["NLL"]),

@@ -1,6 +1,6 @@
 """Laws of selective prediction, held against loops over every order of ties."""
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def risks_of(errors):
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
 @settings(max_examples=60)
 def test_expected_conventions_are_means_over_all_tie_orders(rows):
-    orders = [order for order in permutations(rows) if all(a[0] <= b[0] for a, b in zip(order, order[1:], strict=False))]
+    orders = [order for order in permutations(rows) if all(a[0] <= b[0] for a, b in pairwise(order))]
     right, wrong = [s for s, error in rows if not error], [s for s, error in rows if error]
     curves = [risks_of([error for _, error in order]) for order in orders]
     mean = np.mean([curve.mean() for curve in curves])

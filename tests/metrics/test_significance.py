@@ -10,16 +10,18 @@ from ood_toolkit import metrics as m
 
 
 def two_detectors(rng, rows=120, outliers=80, gain=0.0):
-    signal = rng.normal(0, 1, rows), rng.normal(1, 1, outliers)
-    first = tuple(part + rng.normal(0, 0.7, part.size) for part in signal)
-    second = tuple(part + rng.normal(0, 0.7, part.size) for part in signal)
-    return (first[0], first[1] + gain), second
+    known, unknown = rng.normal(0, 1, rows), rng.normal(1, 1, outliers)
+
+    def detector(shift):
+        return known + rng.normal(0, 0.7, rows), unknown + rng.normal(shift, 0.7, outliers)
+
+    return detector(gain), detector(0.0)
 
 
 def test_delong_is_the_variance_of_the_placement_values_spelled_out():
     rng = np.random.default_rng(0)
     first, second = two_detectors(rng, 30, 20, gain=0.5)
-    first, second = (tuple(np.round(part, 1) for part in pair) for pair in (first, second))
+    first, second = ((np.round(low, 1), np.round(high, 1)) for low, high in (first, second))
     kernels = [
         np.array([[(p > n) + 0.5 * (p == n) for n in negatives] for p in positives])
         for negatives, positives in (first, second)
@@ -57,15 +59,15 @@ def test_pairing_narrows_the_interval_of_a_difference():
     first, second = two_detectors(np.random.default_rng(4), 400, 300)
     paired = m.paired_bootstrap("auroc", first, second)
     alone = [m.interval("auroc", *pair) for pair in (first, second)]
-    independent = np.hypot(*(one.high - one.low for one in alone))
+    independent = np.hypot(alone[0].high - alone[0].low, alone[1].high - alone[1].low)
     assert paired.high - paired.low < 0.85 * independent
 
 
 def test_a_paired_resample_takes_the_same_rows_for_both_detectors():
     first, _ = two_detectors(np.random.default_rng(5), 5000, 900)
-    shuffled_scale = tuple(np.exp(part) for part in first)  # a monotone map: equal on every resample
+    bent = np.exp(first[0]), np.exp(first[1])  # a monotone map: equal on every resample
     for metric in ("auroc", "fpr_at_tpr", "aurc"):
-        found = m.paired_bootstrap(metric, first, shuffled_scale, resamples=100)
+        found = m.paired_bootstrap(metric, first, bent, resamples=100)
         assert found.low == pytest.approx(0, abs=1e-12)
         assert found.high == pytest.approx(0, abs=1e-12)
 
@@ -79,7 +81,7 @@ def test_detectors_of_different_inputs_are_not_paired():
 
 
 def test_friedman_is_the_textbook_sum_of_squared_ranks():
-    values = np.random.default_rng(6).normal(size=(9, 4)) + [0, 0.5, 1, 1.5]
+    values = np.random.default_rng(6).normal(size=(9, 4)) + np.array([0, 0.5, 1, 1.5])
     found = m.friedman_test(values)
     ranks = (-values).argsort(axis=1).argsort(axis=1) + 1
     statistic = 12 * 9 / (4 * 5) * ((ranks.mean(axis=0) - 2.5) ** 2).sum()
