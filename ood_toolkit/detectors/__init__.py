@@ -1,5 +1,7 @@
 """Every detector. A line here is the registration: the public API, `--detectors all`, docs and law tests follow it."""
 
+from ood_toolkit.detectors.adascale import AdaSCALEADetector as AdaSCALEADetector
+from ood_toolkit.detectors.adascale import AdaSCALELDetector as AdaSCALELDetector
 from ood_toolkit.detectors.ash import ASHBDetector as ASHBDetector
 from ood_toolkit.detectors.ash import ASHPDetector as ASHPDetector
 from ood_toolkit.detectors.ash import ASHSDetector as ASHSDetector

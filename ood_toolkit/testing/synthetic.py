@@ -142,6 +142,12 @@ def _features(features: Tensor, head: Head, generator: torch.Generator) -> Float
     return features
 
 
+def _nudged_features(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N D"]:
+    # a faint change of the image moves features of images without a class more
+    strange = features[:, -_SPARE:].mean(dim=1, keepdim=True)
+    return features + 0.5 * strange * torch.randn(features.shape, generator=generator).to(features)
+
+
 SYNTHETIC_TAPS: dict[str, TapMaker] = {
     "stage_means": _stage_means,
     "stage_gram": _stage_gram,
@@ -150,6 +156,7 @@ SYNTHETIC_TAPS: dict[str, TapMaker] = {
     "local_mcm": _local_mcm,
     "member_logits": _member_logits,
     "negative_cosines": _negative_cosines,
+    "nudged_features": _nudged_features,
     "outlier_cosines": _negative_cosines,
 }
 """How `synthetic_outputs` fills each tap. A detector that asks for a new tap adds its maker here, one line."""

@@ -1,18 +1,31 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ood_toolkit.detectors.adascale import AdaSCALEADetector, AdaSCALELDetector, row_concentration, trivial_change
-from ood_toolkit.fitted import NotFitted
+from ood_toolkit.detectors.adascale import (
+    AdaSCALEADetector,
+    AdaSCALELDetector,
+    nudged_features,
+    row_concentration,
+    trivial_change,
+)
 from ood_toolkit.testing import SyntheticClassifier, synthetic_images
 
 KINDS = [AdaSCALEADetector, AdaSCALELDetector]
 
 
+def seen(detector, classifier, images):
+    """Outputs with the tap that the detector asks for."""
+    nudged = nudged_features(classifier, images, detector.pixels, detector.epsilon)
+    return replace(classifier(images), taps={detector.taps[0]: nudged})
+
+
 def fitted(kind, classifier, **settings):
     images = synthetic_images("train", rows=60)[0].to(next(classifier.parameters()).dtype)
-    return kind(**settings).fit(classifier(images)).fit_images(classifier, images.split(25)), images
+    detector = kind(**settings)
+    return detector.fit(seen(detector, classifier, images)), images
 
 
 def literal_strangeness(detector, classifier, image):
@@ -42,7 +55,7 @@ def test_it_is_the_authors_recipe_image_by_image(kind):
     reference = [literal_strangeness(detector, classifier, image)[0] for image in images]
     torch.testing.assert_close(detector.reference, torch.tensor(sorted(reference), dtype=torch.float64))
     queries = torch.cat([synthetic_images("id")[0][:4], synthetic_images("ood")[0][:4]]).double()
-    for image, score in zip(queries, detector(classifier, queries), strict=True):
+    for image, score in zip(queries, detector(seen(detector, classifier, queries)), strict=True):
         strangeness, logits, features = literal_strangeness(detector, classifier, image)
         share = sum(value <= strangeness for value in reference) / len(reference)
         percentile = 60.0 + (1 - share) * 30.0
@@ -68,24 +81,25 @@ def test_concentration_with_one_percentile_for_all_is_that_of_scale():
     torch.testing.assert_close(row_concentration(features, torch.full((30,), 85.0)), concentration(features, 85.0))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_says_that_images_are_missing(kind):
+def test_the_tap_names_what_differs_from_the_defaults():
+    assert AdaSCALEADetector().taps == ("nudged_features",)
+    assert AdaSCALELDetector(pixels=0.1).taps == ("nudged_features(pixels=0.1)",)
+
+
+def test_a_nudge_leaves_the_model_and_the_gradient_mode_alone():
     classifier, images = SyntheticClassifier(), synthetic_images("id")[0]
-    detector = kind().fit(classifier(images))
-    with pytest.raises(NotFitted, match="reference"):
-        detector(classifier, images)
-    with pytest.raises(ValueError, match="at least one batch"):
-        detector.fit_images(classifier, [])
+    before = {name: p.clone() for name, p in classifier.named_parameters()}
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            assert not nudged_features(classifier, images).requires_grad
+            assert torch.is_grad_enabled() == enabled
+    assert all(p.grad is None and torch.equal(p, before[n]) for n, p in classifier.named_parameters())
+    assert images.grad is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_ranks_ood_above_id_and_leaves_the_model_alone(kind):
+def test_images_of_no_class_score_higher(kind):
     classifier = SyntheticClassifier()
     detector, _ = fitted(kind, classifier)
-    before = {name: p.clone() for name, p in classifier.named_parameters()}
-    ours, theirs = (detector(classifier, synthetic_images(split)[0]) for split in ("id", "ood"))
+    ours, theirs = (detector(seen(detector, classifier, synthetic_images(split)[0])) for split in ("id", "ood"))
     assert (theirs.unsqueeze(1) > ours).double().mean() > 0.75
-    assert all(p.grad is None and torch.equal(p, before[n]) for n, p in classifier.named_parameters())
-    copy = detector.clone()
-    copy.load_state_dict(detector.state_dict())
-    torch.testing.assert_close(copy(classifier, synthetic_images("id")[0]), ours)
