@@ -49,6 +49,15 @@ class ZeroShotDetector(Detector):
         """Between every image and every class text."""
         return l2_normalise(outputs.features) @ self.text.T
 
+    def tap(self, outputs: Outputs) -> Tensor:
+        """The one tap that this detector reads."""
+        (name,) = self.taps
+        if name not in outputs.taps:
+            raise ValueError(
+                f"{self.name} reads the tap {name!r}, but the outputs hold the taps {sorted(outputs.taps)}"
+            )
+        return outputs.taps[name]
+
 
 class MCMDetector(ZeroShotDetector):
     """Flags images that match no class text clearly better than the others: `1 − max softmax(cos / τ)`.
@@ -169,4 +178,4 @@ class GLMCMDetector(ZeroShotDetector):
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) in [0, 1 + λ]; higher = more out-of-distribution."""
         whole = one_minus_msp(self.cosines(outputs) / self.temperature)
-        return whole + self.local_weight * outputs.taps["local_mcm"]
+        return whole + self.local_weight * self.tap(outputs)

@@ -14,14 +14,14 @@ _PAPER = (
 
 
 def gini_odds(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
-    """`(1 − g) / g` with g = Σ_c p_c² (Eq. 7 of the paper: the discriminator D_α)."""
+    """`(1 − g) / g` with g = Σ_c p_c² (the paper's discriminator D_α)."""
     logs = log_probabilities(logits)
     g = (2 * logs).exp().sum(dim=-1)
     return -(logs.exp() * logs.expm1()).sum(dim=-1) / g  # Σ p (1 − p), where 1 − g would round
 
 
 def error_odds(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
-    """`(1 − max p) / max p` (Eq. 8 of the paper: the discriminator D_β)."""
+    """`(1 − max p) / max p` (the paper's discriminator D_β)."""
     error = one_minus_msp(logits)
     return error / (1 - error)
 

@@ -9,7 +9,7 @@ from ood_toolkit.outputs import Outputs
 
 
 def generalised_entropy(logits: Float[Tensor, "N C"], gamma: float, top: int) -> Float[Tensor, " N"]:
-    """`Σ p_c^γ (1 − p_c)^γ` over the `top` largest probabilities (Eq. 4 and 5 of the paper)."""
+    """`Σ p_c^γ (1 − p_c)^γ` over the `top` largest probabilities (the paper's G_γ, negated)."""
     logs = log_probabilities(logits)
     if top < logs.shape[-1]:
         logs = logs.topk(top, dim=-1).values

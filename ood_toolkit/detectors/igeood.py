@@ -21,15 +21,15 @@ def roots(logits: Float[Tensor, "N C"], temperature: float) -> Float[Tensor, "N 
 
 
 def fisher_rao(points: Float[Tensor, "N C"], centres: Float[Tensor, "K C"]) -> Float[Tensor, "N K"]:
-    """`2 arccos Σ_c √(p_c q_c)` (Eq. 3 of the paper), of points and centres on the sphere; in [0, π]."""
+    """`2 arccos Σ_c √(p_c q_c)`, of points and centres on the sphere; in [0, π]."""
     return 2 * (points @ centres.T).clamp(-1.0, 1.0).arccos()
 
 
 class IgeoodDetector(Detector):
     """Flags inputs whose softmax lies in nobody's corner: near to all class centroids instead of to one.
 
-    The score is `−Σ_k d(p, μ_k)` with the Fisher-Rao distance (Eq. 5): confident rows are near one centroid and at
-    distance π from the C − 1 others, an undecided one is at about ⅔ π from all.
+    The score is `−Σ_k d(p, μ_k)` with the Fisher-Rao distance: confident rows are near one centroid and at
+    distance π from the C − 1 others, an undecided one is at 2 arccos(1/√C) < π from all.
 
     Args:
         temperature: T > 0 that divides the logits. The paper tunes it on a validation set; 1 does not rescale.

@@ -10,7 +10,7 @@ from ood_toolkit.outputs import Outputs
 class L1NormDetector(Detector):
     """Flags inputs to which the features hardly respond. Needs no training data.
 
-    The factor of GradNorm that sees the features (Eq. 9 of the paper: U = ‖f‖₁), and a check on every method that
+    The factor of GradNorm that sees the features (there U = ‖f‖₁), and a check on every method that
     multiplies by a norm: where it does as well alone, the rest adds nothing.
 
     Differs from the `detectors` package in direction: there a large norm means out-of-distribution, against the

@@ -15,7 +15,7 @@ _MSP = -1.0
 
 
 def maxlogit_pnorm(logits: Float[Tensor, "N C"], p: float) -> Float[Tensor, " N"]:
-    """`−max_c z̃_c / ‖z̃‖_p` with z̃ = z − mean(z) (Eq. 8 after centralisation). p = 0 divides by C: no normalisation.
+    """`−max_c z̃_c / ‖z̃‖_p` with z̃ = z − mean(z). p = 0 divides by C: no normalisation.
 
     Logits that are all equal give 0.
     """

@@ -69,7 +69,7 @@ class NegLabelDetector(ZeroShotDetector):
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) in [0, 1], the softmax mass on negative labels; higher = more out-of-distribution."""
-        negatives = outputs.taps["negative_cosines"]
+        negatives = self.tap(outputs)
         order = self._order(negatives.shape[1]).to(negatives.device)
         grouped = negatives[:, order].unflatten(1, (self.groups, -1))
         return mass_elsewhere(self.cosines(outputs), grouped, self.temperature)
@@ -112,4 +112,4 @@ class OutlierPromptsDetector(ZeroShotDetector):
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) in [0, 1]; higher = more out-of-distribution."""
-        return mass_elsewhere(self.cosines(outputs), outputs.taps["outlier_cosines"].unsqueeze(1), self.temperature)
+        return mass_elsewhere(self.cosines(outputs), self.tap(outputs).unsqueeze(1), self.temperature)

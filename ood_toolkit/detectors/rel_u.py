@@ -18,7 +18,7 @@ class RelUDetector(Detector):
     makes few mistakes on its training rows. Without any it measures the Gini coefficient, as DOCTOR does.
 
     `D_ij = relu(λ E[p_i p_j | wrong] − (1 − λ) E[p_i p_j | right])` off the diagonal, 0 on it, scaled to unit
-    Frobenius norm (Eq. 9 of the paper).
+    Frobenius norm (the paper's closed form).
 
     Args:
         trade_off: λ in [0, 1]. The authors' code uses 0.5; larger values trust the wrong rows more.

@@ -117,7 +117,7 @@ class VariationRatioDetector(_OfMembers):
     """
 
     name = "variation_ratio"
-    paper = "Freeman, Elementary Applied Statistics, 1965; Gal, Uncertainty in Deep Learning, 2016, Eq. 3.19"
+    paper = "Freeman, Elementary Applied Statistics, 1965; Gal, Uncertainty in Deep Learning, 2016"
     cite = "gal2016uncertainty"
 
 

@@ -9,7 +9,7 @@ from ood_toolkit.outputs import Outputs
 
 
 def weighted_energy(logits: Float[Tensor, "N C"], weights: Float[Tensor, " C"]) -> Float[Tensor, " N"]:
-    """`−log Σ_c relu(w_c) exp(z_c)` (Eq. 5 of the paper)."""
+    """`−log Σ_c relu(w_c) exp(z_c)`."""
     return -(logits + weights.relu().log()).logsumexp(dim=-1)
 
 

@@ -70,3 +70,9 @@ def test_wrong_groups_and_permutations_are_refused(golden):
         NegLabelDetector(groups=501).fit(known)(known)
     with pytest.raises(ValueError, match="each of 0 … 499 once"):
         NegLabelDetector(groups=5, permutation=(0, 1, 2)).fit(known)(known)
+
+
+def test_outputs_without_the_tap_are_told_which_one_is_missing(golden):
+    known, _ = golden.clip_outputs()
+    with pytest.raises(ValueError, match=r"'outlier_cosines'.*\['negative_cosines'\]"):
+        OutlierPromptsDetector().fit(known)(known)
