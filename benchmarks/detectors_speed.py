@@ -5,16 +5,18 @@
 
 Each detector runs in its own forked process, which measures ours and then the peer's on the arrays it inherits. Peaks
 are resident memory above what the process held before: the inputs do not count. A peer that would take longer than
---budget seconds scores fewer rows, and its time is scaled up (marked ~); one that needs more than --peer-memory or
---limit is stopped and says so. Install pytorch-ood==0.4.0 for the ratios; without it they stay empty.
+--budget CPU seconds scores fewer rows, and its time is scaled up (marked ~); one that needs more than --peer-memory
+or --limit CPU seconds is stopped and says so. Install pytorch-ood==0.4.0 for the ratios; without it they stay empty.
 """
 
 import argparse
 import gc
+import importlib.util
 import multiprocessing
 import os
 import platform
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -232,7 +234,7 @@ def peer_cost(peer: Peer, arrays: Arrays, budget: float) -> Cost:
     fit = meter.timed(lambda: peer.fit and peer.fit(theirs, arrays))
     total = len(arrays.test)
     probe = arrays.test.rows(slice(0, min(100, total)))
-    pace = meter.timed(lambda: peer.score(theirs, probe))[0] / len(probe)
+    pace = meter.timed(lambda: peer.score(theirs, probe))[1] / len(probe)
     rows = min(total, max(100, int(budget / max(pace, 1e-9))))
     # their users score batch by batch; one call over all rows is faster, but needs the memory of a C × D × N block
     starts = range(0, rows, min(rows, 2000))
@@ -255,8 +257,6 @@ def measured(name: str, arrays: Arrays, options: argparse.Namespace) -> tuple[Co
 
 
 def _installed() -> bool:
-    import importlib.util
-
     return importlib.util.find_spec("pytorch_ood") is not None
 
 
@@ -267,6 +267,8 @@ def _forked(act: Callable[[], Cost], limit: float, memory: float | None) -> Cost
 
     def child() -> None:
         torch.set_num_threads(THREADS)
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))
         if memory is not None:
             held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_DATA, (held + int(memory * 1024) * MEBIBYTE,) * 2)
@@ -280,11 +282,11 @@ def _forked(act: Callable[[], Cost], limit: float, memory: float | None) -> Cost
     process.start()
     send.close()
     try:
-        return receive.recv() if receive.poll(limit) else f"over {limit:.0f} s"
+        return receive.recv()
     except EOFError:
-        return "the process died"
+        process.join()
+        return f"over {limit:.0f} CPU s" if process.exitcode == -signal.SIGXCPU else "the process died"
     finally:
-        process.terminate()
         process.join()
 
 
@@ -398,14 +400,18 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1280, help="features, D")
     parser.add_argument("--classes", type=int, default=1000, help="classes, C")
     parser.add_argument("--threads", type=int, default=THREADS, help="threads of each side")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds of scoring after which a peer is scaled up")
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds after which a process is stopped")
+    parser.add_argument(
+        "--budget", type=float, default=20.0, help="CPU seconds of scoring after which a peer is scaled up"
+    )
+    parser.add_argument("--limit", type=float, default=400.0, help="CPU seconds after which a process is stopped")
     parser.add_argument("--peer-memory", type=float, default=6.0, help="GiB above the inputs that a peer may take")
     parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "detectors_speed.md")
     options = parser.parse_args()
     THREADS = options.threads
     torch.set_num_threads(1)  # a parent with a pool of threads cannot be forked safely
+    if _installed():
+        importlib.import_module("pytorch_ood.detector")  # here, so that no child pays for it
     facts = hardware()
     arrays = synthetic(options.rows, options.fit_rows, options.width, options.classes)
     names, skipped = chosen(options.only)
