@@ -155,7 +155,7 @@ def test_no_format_leaves_out_a_note(make_run: MakeRun, name: str) -> None:
 
 def rendered_by_commonmark(text: str) -> str:
     parser = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
-    (row,) = [row for row in Cells(parser.render(f"| x |\n| :-- |\n| {text} |\n")).rows if row != ["x"]]
+    _, row = Cells(parser.render(f"| x |\n| :-- |\n| {text} |\n")).rows
     return row[0]
 
 

@@ -27,8 +27,10 @@ def heat_map(table: Table, name: str, metric: str) -> Drawing:
     values = np.array([[np.nan if c.value is None else c.value for c in row] for row in table.cells], dtype=float)
     rows, columns = values.shape
     labels = max(len(style.short(header.label, 40)) for header in table.rows)
-    width = min(style.PAGE, 0.065 * labels + 0.62 * columns + 0.5)
-    figure, axes = style.canvas(width, 0.17 * rows + 1.5)
+    heads = [style.plain(style.short(header.group, 30)) for header in table.columns]
+    slant = 0.065 * max(map(len, heads))
+    width = min(style.PAGE, 0.065 * labels + max(0.62 * columns + 0.5 * slant, slant) + 0.5)
+    figure, axes = style.canvas(width, 0.17 * rows + 0.6 * slant + 0.5)
     ax = axes[0]
     shade = values if METRICS[metric].higher_is_better else -values
     ax.imshow(shade, cmap="cividis", aspect="auto", vmin=np.nanmin(shade), vmax=np.nanmax(shade))
@@ -39,7 +41,6 @@ def heat_map(table: Table, name: str, metric: str) -> Drawing:
             colour = "white" if shade[i, j] < middle else "black"
             weight = "bold" if cell.place == 1 else "normal"
             ax.text(j, i, cell.text, ha="center", va="center", fontsize=6, color=colour, weight=weight)
-    heads = [style.plain(style.short(header.group, 30)) for header in table.columns]
     ax.set_xticks(range(columns), heads, rotation=35, ha="left", rotation_mode="anchor")
     ax.set_yticks(range(rows), [style.plain(style.short(header.label, 40)) for header in table.rows])
     ax.tick_params(top=True, bottom=False, labeltop=True, labelbottom=False, length=0)
@@ -160,8 +161,8 @@ def score_agreement(samples: Sequence[Sample], name: str) -> Drawing:
         rho, samples = rho[np.ix_(order, order)], [samples[i] for i in order]
     count = len(samples)
     names = [style.plain(style.short(sample.method, 30)) for sample in samples]
-    side = min(style.PAGE, 0.055 * max(map(len, names)) + 0.24 * count + 0.6)
-    figure, axes = style.canvas(side, 0.9 * side)
+    labels, grid = 0.06 * max(map(len, names)), max(1.1, 0.24 * count)
+    figure, axes = style.canvas(min(style.PAGE, labels + grid + 1.2), 0.75 * labels + grid + 0.4)
     ax = axes[0]
     image = ax.imshow(rho, cmap="cividis", aspect="auto", vmin=min(0.0, float(rho.min())), vmax=1)
     if count <= 24:
