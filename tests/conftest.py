@@ -17,12 +17,17 @@ from ood_toolkit.outputs import UNKNOWN, Head, Outputs
 SHARED = Path(__file__).parents[1].parent / "shared"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def few_threads_and_deterministic_kernels() -> None:
+    # more threads than free cores spin; OMP_NUM_THREADS=1 is honoured
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    torch.use_deterministic_algorithms(True)
+
+
 @pytest.fixture(autouse=True)
 def same_randomness_every_time() -> None:
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002  third-party code under test may draw from the global generator
-    torch.set_num_threads(2)
-    torch.use_deterministic_algorithms(True, warn_only=False)
 
 
 @pytest.fixture(autouse=True)
