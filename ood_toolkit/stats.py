@@ -64,14 +64,16 @@ def moments(
     for batch in train.batches():
         group = batch.labels if groups is None else groups(batch)
         known = group >= 0
-        rows = batch.features[known] if transform is None else transform(batch.features[known])
-        rows, group = rows.double(), group[known]
+        features = batch.features
+        if not known.all():
+            features, group = features[known], group[known]
+        rows = features if transform is None else transform(features)
         if sums is None or scatter is None or shift is None:
             # sums about a nearby point: raw second moments would cancel
-            shift = rows.mean(dim=0) if len(rows) else rows.new_zeros(rows.shape[1])
-            sums = rows.new_zeros(classes, rows.shape[1])
-            scatter = rows.new_zeros(rows.shape[1], rows.shape[1])
-        rows = rows - shift
+            shift = rows.mean(dim=0).double() if len(rows) else rows.new_zeros(rows.shape[1]).double()
+            sums = shift.new_zeros(classes, len(shift))
+            scatter = shift.new_zeros(len(shift), len(shift))
+        rows = rows - shift  # float64, because `shift` is
         counts += torch.bincount(group, minlength=classes)
         sums.index_add_(0, group, rows)
         _add_upper_products(scatter, rows)
@@ -93,8 +95,8 @@ def moments(
 
 
 def _add_upper_products(scatter: Float[Tensor, "D D"], rows: Float[Tensor, "N D"]) -> None:
-    """Adds `rows.T @ rows` to the upper triangle of `scatter` (and to some of the rest): half of the work."""
-    step = -(-rows.shape[1] // 8)
+    """Adds `rows.T @ rows` to the upper triangle of `scatter` (and to some of the rest): five eighths of the work."""
+    step = -(-rows.shape[1] // 4)
     for start in range(0, rows.shape[1], step):
         stop = start + step
         scatter[:stop, start:stop].addmm_(rows[:, :stop].T, rows[:, start:stop])
