@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ood_toolkit.detectors.ash import sum_ratio
 from ood_toolkit.detectors.base import Detector, Differentiable
 from ood_toolkit.detectors.energy import energy
 from ood_toolkit.detectors.layers import tap_spec
@@ -28,9 +29,9 @@ def row_concentration(features: Float[Tensor, "N D"], percentiles: Float[Tensor,
     """`s₁ / s₂` of non-negative features: the sum of a row over that of its `D − round(D p / 100)` largest."""
     width = features.shape[1]
     kept = (width - (width * percentiles / 100).round().long()).clamp_min(1)
-    sums = features.sort(dim=1, descending=True).values.cumsum(dim=1)
-    top = sums.gather(1, kept.unsqueeze(1) - 1)
-    return torch.where(top == 0, 1.0, sums[:, -1:] / torch.where(top == 0, 1.0, top))
+    ranked = features.sort(dim=1, descending=True).values
+    ranked.masked_fill_(torch.arange(width, device=features.device) >= kept.unsqueeze(1), 0.0)
+    return sum_ratio(features, ranked.sum(dim=1, keepdim=True))
 
 
 def nudged_features(

@@ -79,5 +79,5 @@ class CFOODDetector(Detector):
         for start in (steps := row_chunks(len(outputs), 4 * len(self.reference))):
             distances = squared_distances(self.reference, features[start : start + steps.step])
             level = torch.searchsorted(self.radii, distances)
-            scores.append(self.levels[level.kthvalue(enough, dim=0).values])
+            scores.append(self.levels[level.topk(enough, dim=0, largest=False, sorted=False).values.amax(dim=0)])
         return torch.cat(scores)

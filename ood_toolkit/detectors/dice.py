@@ -15,10 +15,9 @@ from ood_toolkit.outputs import Outputs
 def salient_weights(weight: Float[Tensor, "C D"], mean: Float[Tensor, " D"], percentile: float) -> Bool[Tensor, "C D"]:
     """Which weights have a contribution `mean_d · w_cd` above the percentile of all C·D contributions."""
     contributions = weight * mean
-    flat = contributions.flatten()
-    position = percentile / 100 * (len(flat) - 1)
-    # kthvalue, not torch.quantile, which refuses more than 2^24 numbers
-    below, above = (flat.kthvalue(int(position) + step).values.double() for step in (1, min(2, len(flat))))
+    ranked = contributions.flatten().sort().values.double()  # torch.quantile refuses more than 2^24 numbers
+    position = percentile / 100 * (len(ranked) - 1)
+    below, above = ranked[int(position)], ranked[min(int(position) + 1, len(ranked) - 1)]
     return contributions > torch.lerp(below, above, position - int(position))
 
 
