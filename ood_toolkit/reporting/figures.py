@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ood_toolkit.reporting.merging import merge
@@ -64,19 +64,25 @@ Made = Drawing | tuple[str, str]
 
 
 def _drawings(run: Run, methods: tuple[str, ...], images: bool) -> Iterator[Made]:
-    yield from _heat_map(run, methods)
-    yield from _critical_differences(run, methods)
+    for model in run.models():
+        for made in _of_model(run, model, methods, images):
+            yield replace(made, model=model) if isinstance(made, Drawing) else made
+
+
+def _of_model(run: Run, model: str, methods: tuple[str, ...], images: bool) -> Iterator[Made]:
+    yield from _heat_map(run, model, methods)
+    yield from _critical_differences(run, model, methods)
     if not run.scores.columns:
         yield "curves and histograms", "the run folder has no scores.safetensors"
         return
     for task in ("misclassification", "anomaly"):
-        for model, dataset in run.questions(task):
+        for dataset in (d for m, d in run.questions(task) if m == model):
             samples = _wanted(run.samples(task, model, dataset), methods)
             if samples:
                 yield from _ranked(run, task, samples, _slug(run, model, dataset), images)
             else:
                 yield f"curves of {task} on {dataset} with {model}", "no detector has per-image scores there"
-    for model, dataset in run.questions("calibration"):
+    for dataset in (d for m, d in run.questions("calibration") if m == model):
         yield from _calibrated(run, model, dataset, images)
 
 
@@ -127,42 +133,36 @@ def _calibrated(run: Run, model: str, dataset: str, images: bool) -> Iterator[Ma
             yield title, "the images are no files that are still there"
 
 
-def _heat_map(run: Run, methods: tuple[str, ...]) -> Iterator[Made]:
-    if not any(r.metric == "auroc" and r.value is not None for r in run.records):
-        yield "heat map", "no detector has an AUROC"
+def _heat_map(run: Run, model: str, methods: tuple[str, ...]) -> Iterator[Made]:
+    records = [r for r in run.records if r.model == model and r.metric == "auroc" and _fits(r.method, methods)]
+    if not any(r.value is not None for r in records):
+        yield f"heat map of {model}", "no detector has an AUROC"
         return
-    for model in run.models():
-        records = [r for r in run.records if r.model == model and r.metric == "auroc" and _fits(r.method, methods)]
-        if any(r.value is not None for r in records):
-            options = TableOptions(metrics=("auroc",), group_by="none")
-            (table,) = tables(records, what="detectors", options=options)
-            yield overview.heat_map(table, f"heat-map-{_slug(run, model)}".rstrip("-"), "auroc")
+    (table,) = tables(records, what="detectors", options=TableOptions(metrics=("auroc",), group_by="none"))
+    yield overview.heat_map(table, f"heat-map-{_slug(run, model)}".rstrip("-"), "auroc")
 
 
-def _critical_differences(run: Run, methods: tuple[str, ...]) -> Iterator[Made]:
+def _critical_differences(run: Run, model: str, methods: tuple[str, ...]) -> Iterator[Made]:
     import numpy as np
 
     for task in ("anomaly", "misclassification"):
-        for model in run.models():
-            records = [
-                r
-                for r in run.records
-                if (r.task, r.model, r.metric) == (task, model, "auroc") and _fits(r.method, methods)
-            ]
-            cells = {(row, column.dataset): m.value for (row, column), m in merge(records).items()}
-            datasets = list(dict.fromkeys(dataset for _, dataset in cells))
-            rows = [
-                row
-                for row in dict.fromkeys(row for row, _ in cells)
-                if all(cells.get((row, dataset)) is not None for dataset in datasets)
-            ]
-            if len(datasets) < 3 or len(rows) < 3:
-                reason = f"needs 3 sets and 3 complete detectors, has {len(datasets)} and {len(rows)}"
-                yield f"critical differences of {task} with {model}", reason
-                continue
-            values = np.array([[cells[row, dataset] for dataset in datasets] for row in rows], dtype=float)
-            name = f"critical-difference-{task}-{_slug(run, model)}"
-            yield overview.critical_differences([row.method for row in rows], values, name.rstrip("-"), "auroc")
+        records = [
+            r for r in run.records if (r.task, r.model, r.metric) == (task, model, "auroc") and _fits(r.method, methods)
+        ]
+        cells = {(row, column.dataset): m.value for (row, column), m in merge(records).items()}
+        datasets = list(dict.fromkeys(dataset for _, dataset in cells))
+        rows = [
+            row
+            for row in dict.fromkeys(row for row, _ in cells)
+            if all(cells.get((row, dataset)) is not None for dataset in datasets)
+        ]
+        if len(datasets) < 3 or len(rows) < 3:
+            reason = f"needs 3 sets and 3 complete detectors, has {len(datasets)} and {len(rows)}"
+            yield f"critical differences of {task} with {model}", reason
+            continue
+        values = np.array([[cells[row, dataset] for dataset in datasets] for row in rows], dtype=float)
+        name = f"critical-difference-{task}-{_slug(run, model)}"
+        yield overview.critical_differences([row.method for row in rows], values, name.rstrip("-"), "auroc")
 
 
 def _wanted(samples: list[Sample], methods: tuple[str, ...]) -> list[Sample]:

@@ -27,7 +27,7 @@ _LARGEST_SVG = 400_000
 _QUESTIONS = {
     "misclassification": ("auroc", "Finding its errors"),
     "anomaly": ("auroc", "Finding OOD images"),
-    "calibration": ("ece", "Probabilities to be taken at their word"),
+    "calibration": ("ece", "Calibration"),
 }
 
 
@@ -78,14 +78,14 @@ def _lead(run: Run) -> str:
 
 
 def _summary(run: Run) -> str:
-    """The best of every question, with its interval."""
+    """The best of every question over all models, with its interval."""
     cards = []
     for task, (metric, words) in _QUESTIONS.items():
-        for model, dataset in run.questions(task):
+        for dataset in dict.fromkeys(dataset for _, dataset in run.questions(task)):
             found = [
                 r
                 for r in run.records
-                if (r.task, r.model, r.dataset, r.metric) == (task, model, dataset, metric) and r.value is not None
+                if (r.task, r.dataset, r.metric) == (task, dataset, metric) and r.value is not None
             ]
             if found:
                 best = (max if METRICS[metric].higher_is_better else min)(found, key=lambda r: r.value or 0.0)
@@ -142,14 +142,23 @@ def _data_uri(picture: Picture) -> str:
 
 
 def _figures(pictures: Sequence[tuple[Picture, str]], left_out: Sequence[tuple[str, str]]) -> str:
-    shown = [
-        f'<figure><h3>{escape(p.title)}</h3><img src="{uri}" alt="{escape(p.about)}" loading="lazy">'
-        f"<figcaption>{escape(p.about)}</figcaption></figure>"
-        for p, uri in pictures
-    ]
+    parts = []
+    for number, model in enumerate(dict.fromkeys(picture.model for picture, _ in pictures)):
+        shown = "".join(_figure(picture, uri) for picture, uri in pictures if picture.model == model)
+        is_open = " open" * (number == 0)
+        parts.append(f"<details{is_open}><summary>Figures of {escape(model)}</summary>{shown}</details>")
     reasons = "".join(f"<li>{escape(name)}: {escape(reason)}</li>" for name, reason in left_out)
-    rest = f"<details><summary>Not drawn</summary><ul>{reasons}</ul></details>" if reasons else ""
-    return "".join(shown) + rest
+    if reasons:
+        parts.append(f"<details><summary>Not drawn</summary><ul>{reasons}</ul></details>")
+    return "".join(parts)
+
+
+def _figure(picture: Picture, uri: str) -> str:
+    about = escape(picture.about)
+    return (
+        f'<figure><h3>{escape(picture.title)}</h3><img src="{uri}" alt="{about}" loading="lazy">'
+        f"<figcaption>{about}</figcaption></figure>"
+    )
 
 
 def _classes(run: Run) -> str:

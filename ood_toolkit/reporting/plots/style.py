@@ -66,12 +66,14 @@ class Picture:
         name: file name without suffix.
         title: a few words.
         about: what it shows and how to read it; the alternative text.
+        model: whose results it shows.
         files: one per format.
     """
 
     name: str
     title: str
     about: str
+    model: str = ""
     files: tuple[Path, ...] = ()
 
 
@@ -83,6 +85,7 @@ class Drawing:
     title: str
     about: str
     figure: "Figure"
+    model: str = ""
 
 
 @contextmanager
@@ -152,4 +155,4 @@ def save(drawing: Drawing, folder: Path, formats: tuple[str, ...]) -> Picture:
         metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(suffix)
         drawing.figure.savefig(file, metadata=metadata)
         files.append(file)
-    return Picture(name=drawing.name, title=drawing.title, about=drawing.about, files=tuple(files))
+    return Picture(name=drawing.name, title=drawing.title, about=drawing.about, model=drawing.model, files=tuple(files))
