@@ -16,6 +16,7 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -70,13 +71,13 @@ def data(rows: int, classes: int):
     return logits.mul_(2), labels
 
 
-def measure(name: str, rows: int, classes: int) -> dict[str, float]:
+def measure(name: str, arrays: Path) -> dict[str, float]:
     """One line, in this process."""
     import torch
 
     torch.set_num_threads(1)
-    logits, labels = data(rows, classes)
-    half = rows // 2
+    logits, labels = torch.load(arrays)
+    half = len(logits) // 2
     fit, apply = PEER_CODE[name]() if name in PEER_CODE else ours(name)
     import_peers(name)
     floor = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -196,8 +197,8 @@ PEER_CODE = {
 }
 
 
-def in_own_process(name: str, rows: int, classes: int, seconds: float) -> dict[str, float] | str:
-    command = [sys.executable, __file__, "--one", name, "--rows", str(rows), "--classes", str(classes)]
+def in_own_process(name: str, arrays: Path, seconds: float) -> dict[str, float] | str:
+    command = [sys.executable, __file__, "--one", name, "--arrays", str(arrays)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=True)
@@ -248,19 +249,24 @@ def main() -> None:
     parser.add_argument("--slow", action="store_true", help="also matrix and dirichlet")
     parser.add_argument("--seconds", type=float, default=900, help="wall time after which a line is given up")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--one")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--arrays", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one, options.rows, options.classes)))
+        print(json.dumps(measure(options.one, options.arrays)))
         return
-    names = options.only or [*OURS, *(SLOW if options.slow else []), *PEERS]
+    import torch
+
     results = {}
-    for name in names:
-        results[name] = in_own_process(name, options.rows, options.classes, options.seconds)
-        print(name, results[name], flush=True)
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(table(results, options.rows, options.classes))
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = Path(folder) / "arrays.pt"
+        torch.save(data(options.rows, options.classes), arrays)
+        for name in options.only or [*OURS, *(SLOW if options.slow else []), *PEERS]:
+            results[name] = in_own_process(name, arrays, options.seconds)
+            print(name, results[name], flush=True)
+            if options.out:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(table(results, options.rows, options.classes))
 
 
 if __name__ == "__main__":

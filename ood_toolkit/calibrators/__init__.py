@@ -29,6 +29,7 @@ from ood_toolkit.calibrators.prior_shift import PriorShiftCalibrator as PriorShi
 from ood_toolkit.calibrators.pts import PTSCalibrator as PTSCalibrator
 from ood_toolkit.calibrators.scaling_binning import ScalingBinningCalibrator as ScalingBinningCalibrator
 from ood_toolkit.calibrators.spline import SplineCalibrator as SplineCalibrator
+from ood_toolkit.calibrators.stacked_ensemble import StackedProbabilityEnsemble as StackedProbabilityEnsemble
 from ood_toolkit.calibrators.temperature import TemperatureCalibrator as TemperatureCalibrator
 from ood_toolkit.calibrators.top_label_platt import TopLabelPlattCalibrator as TopLabelPlattCalibrator
 from ood_toolkit.calibrators.vector import VectorCalibrator as VectorCalibrator

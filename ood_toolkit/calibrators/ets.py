@@ -52,10 +52,10 @@ class ETSCalibrator(Calibrator):
 
     def forward(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
         """(N, C) mixed probabilities."""
-        centred = logits - logits.amax(dim=-1, keepdim=True)
         weights = self.weights.to(logits.dtype)
-        scaled = (centred / self.temperature.to(logits.dtype)).softmax(dim=-1)
-        return weights[0] * scaled + weights[1] * centred.softmax(dim=-1) + weights[2] / logits.shape[-1]
+        centred = logits - logits.amax(dim=-1, keepdim=True)
+        mixed = centred.softmax(dim=-1).mul_(weights[1]).add_(weights[2] / logits.shape[-1])
+        return mixed.addcmul_((centred.div_(self.temperature.to(logits.dtype))).softmax(dim=-1), weights[0])
 
 
 def mixture_weights(likelihoods: Float[Tensor, "N K"]) -> Float[Tensor, " K"]:

@@ -1,5 +1,7 @@
 """Isotonic regression: the best map that never decreases. One class against the rest, all at once, or of confidence."""
 
+from typing import Self
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -123,7 +125,7 @@ class IsotonicCalibrator(Calibrator):
     starts: Int[Tensor, " C+1"]
     """Where each class's knots begin in `positions` and `values`."""
 
-    def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> "IsotonicCalibrator":
+    def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:
         """Learns every class's knots. Returns itself."""
         logits, labels = checked(logits, labels)
         normaliser = _normaliser(logits)
@@ -174,7 +176,7 @@ class IRMCalibrator(Calibrator):
     positions: Float[Tensor, " K"]
     values: Float[Tensor, " K"]
 
-    def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> "IRMCalibrator":
+    def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:
         """Learns the knots of the one map. Returns itself."""
         logits, labels = checked(logits, labels)
         chunks = row_chunks(len(logits), 4 * logits.shape[1])

@@ -2,6 +2,7 @@
 
 from typing import Literal, Self
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -47,10 +48,10 @@ class PooledTemperatureEnsemble(EnsemblePool):
         found = fit_shared_temperature(member_logits, labels, self.bounds)
         if found.at_bound and self.at_bound == "error":
             raise ValueError(refusal(found))
-        self.temperature = member_logits.new_tensor(found.temperature).double()
-        self.nll_before = member_logits.new_tensor(found.nll_before).double()
-        self.nll_after = member_logits.new_tensor(found.nll_after).double()
-        self.clipped = member_logits.new_tensor(found.at_bound).bool()
+        self.temperature = member_logits.new_tensor(found.temperature, dtype=torch.float64)
+        self.nll_before = member_logits.new_tensor(found.nll_before, dtype=torch.float64)
+        self.nll_after = member_logits.new_tensor(found.nll_after, dtype=torch.float64)
+        self.clipped = torch.tensor(found.at_bound, device=member_logits.device)
         return self
 
     def forward(self, member_logits: Float[Tensor, "M N C"]) -> Float[Tensor, "N C"]:

@@ -45,7 +45,7 @@ class RowTemperatureCalibrator(Calibrator):
             pull = self.decay / len(logits) * moved
             return value + float(pull @ moved), gradient + 2 * pull
 
-        self.parameters_ = minimise(objective, start, most_steps=200)
+        self.parameters_ = minimise(objective, start, most_steps=100, tolerance=1e-5)
         return self
 
     @abstractmethod

@@ -194,7 +194,7 @@ class TemperatureCalibrator(Calibrator):
 
     def _scaled(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
         # centred first: a common offset of 1e4 would cost float32 the digits that T = 0.01 magnifies
-        return (logits - logits.amax(dim=-1, keepdim=True)) / self.temperature.to(logits.dtype)
+        return (logits - logits.amax(dim=-1, keepdim=True)).div_(self.temperature.to(logits.dtype))
 
 
 def refusal(found: TemperatureFit) -> str:

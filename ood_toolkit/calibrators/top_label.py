@@ -81,7 +81,9 @@ def with_top_confidence(logits: Float[Tensor, "N C"], confidence: Float[Tensor, 
 def _capped(
     masses: Float[Tensor, "N C"], caps: Float[Tensor, "N 1"], totals: Float[Tensor, "N 1"], counts: Int[Tensor, "N 1"]
 ) -> Float[Tensor, "N C"]:
-    """`masses` with every entry at most its row's cap and the same row sum: the excess goes where there is room.
+    """`masses` (changed in place) with every entry at most its row's cap and the same row sum.
+
+    What a capped entry loses goes to those below the cap, in proportion.
 
     Args:
         masses: non-negative; `counts` of them in each row are positive.
@@ -89,13 +91,22 @@ def _capped(
         totals: the sums of the rows.
         counts: how many entries of a row may hold mass.
     """
-    high = (masses > caps).any(dim=-1, keepdim=True)
-    if not torch.compiler.is_compiling() and not bool(high.any()):
-        return masses
+    high = (masses > caps).any(dim=-1)
+    if torch.compiler.is_compiling():
+        return torch.where(high.unsqueeze(-1), _levelled(masses, caps, totals, counts), masses)
+    rows = high.nonzero().flatten()
+    if len(rows):  # few, and only they are sorted
+        masses[rows] = _levelled(masses[rows], caps[rows], totals[rows], counts[rows])
+    return masses
+
+
+def _levelled(
+    masses: Float[Tensor, "N C"], caps: Float[Tensor, "N 1"], totals: Float[Tensor, "N 1"], counts: Int[Tensor, "N 1"]
+) -> Float[Tensor, "N C"]:
     ranked = masses.sort(dim=-1, descending=True).values
     left = ranked.flip(-1).cumsum(dim=-1).flip(-1)  # mass of the k-th largest and all below it
     capped = torch.arange(masses.shape[-1], device=masses.device)
     scale = (totals - capped * caps) / left.clamp_min(1e-300)
     # the first k at which capping the k largest suffices; one entry short of all of them always does
     first = ((scale * ranked <= caps) | (capped >= counts - 1)).long().argmax(dim=-1, keepdim=True)
-    return torch.where(high, (masses * scale.gather(-1, first)).minimum(caps), masses)
+    return (masses * scale.gather(-1, first)).minimum(caps)
