@@ -12,9 +12,10 @@ from ood_toolkit.stats import moments
 def literal_density(train, labels, test, ridge, tied=False):
     terms = []
     eye = ridge * np.eye(train.shape[1])
-    means = [train[labels == c].mean(axis=0) for c in np.unique(labels)]
-    within = np.concatenate([train[labels == c] - m for c, m in zip(np.unique(labels), means, strict=True)])
-    for c, mean in zip(np.unique(labels), means, strict=True):
+    classes = np.unique(labels)
+    means = np.stack([train[labels == c].mean(axis=0) for c in classes])
+    within = train - means[np.searchsorted(classes, labels)]
+    for c, mean in zip(classes, means, strict=True):
         rows = train[labels == c]
         covariance = within.T @ within / len(within) if tied else np.cov(rows.T, bias=True)
         weight = np.log(len(rows) / len(train))
