@@ -103,7 +103,7 @@ class CatalogueEntry:
 @cache
 def catalogue() -> Mapping[str, CatalogueEntry]:
     """Every set, by name in alphabetical order."""
-    files = sorted((Path(__file__).parent / "catalogue").glob("*.json"))
+    files = sorted((Path(__file__).parent / "catalogue").glob("*.json"), key=lambda file: file.stem)
     return MappingProxyType({file.stem: _read(file) for file in files})
 
 

@@ -122,16 +122,23 @@ def get(
     if len(local) < len(known.archives) and not yes and not ask(terms(known)):
         raise ValueError(f"nothing was downloaded: {known.title} needs your agreement (answer yes, or give --yes)")
     root.mkdir(parents=True, exist_ok=True)
+    place = root / _place(known)
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise ValueError(f"{place} is there already but holds no {known.title}; move it away")
     _require_room(known, root)
     for archive in known.archives:
         _obtain(archive, root, say, progress)
     if not unpacked and all(archive.file.endswith(".tar") for archive in known.archives):
         return _complete(known, root)
-    _install(known, root, progress)
-    if not keep_archive:
-        for archive in known.archives:
-            if archive not in local:
-                (root / archive.file).unlink()
+    fetched = [root / archive.file for archive in known.archives if archive not in local]
+    try:
+        _install(known, root, progress)
+    except ValueError:
+        for path in fetched:
+            path.unlink()  # it is of no use, and must not be taken for the set
+        raise
+    for path in [] if keep_archive else fetched:
+        path.unlink()
     done = check(known, root)
     say(done.text)
     return done
@@ -157,7 +164,7 @@ def _obtain(archive: Archive, root: Path, say: Callable[[str], None], progress: 
 
 def _install(known: CatalogueEntry, root: Path, progress: Progress) -> None:
     """Unpacks beside the place it goes to, verifies, and only then moves it there."""
-    place = known.places[0] if known.labels == "validation" else known.name
+    place = _place(known)
     with tempfile.TemporaryDirectory(prefix=f".{known.name}-", dir=root) as folder:
         raw, staged = Path(folder, "raw"), Path(folder, "root")
         raw.mkdir()
@@ -168,9 +175,11 @@ def _install(known: CatalogueEntry, root: Path, progress: Progress) -> None:
         (raw / top).rename(staged / place)
         _complete(known, staged)
         (root / place).parent.mkdir(parents=True, exist_ok=True)
-        if (root / place).exists():
-            raise ValueError(f"{root / place} is there already but holds no {known.title}; move it away")
         (staged / place).rename(root / place)
+
+
+def _place(known: CatalogueEntry) -> str:
+    return known.places[0] if known.labels == "validation" else known.name
 
 
 def _complete(known: CatalogueEntry, root: Path) -> Checked:

@@ -38,7 +38,9 @@ def test_a_cut_connection_is_resumed_at_once(server: Server, data: Path):
 def test_a_connection_that_stays_cut_is_resumed_by_the_next_call(server: Server, data: Path):
     server.files["set.tar"] = BODY
     server.cut_after = [1_000_000, 0, 0]
-    with pytest.raises(ValueError, match=r"set.tar was cut after 1,000,000 bytes.*run the same command again to resume"):
+    with pytest.raises(
+        ValueError, match=r"set.tar was cut after 1,000,000 bytes.*run the same command again to resume"
+    ):
         fetch(server.url("set.tar"), data / "set.tar", sha256=SHA256)
     assert not (data / "set.tar").exists()
     fetch(server.url("set.tar"), data / "set.tar", sha256=SHA256)

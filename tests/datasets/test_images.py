@@ -24,7 +24,9 @@ def test_images_come_in_order_of_their_path_and_other_files_do_not_count(tree: P
     assert FolderImages(tree).ids == ["cat/a ü.png", "cat/b.JPEG", "dog/x.jpg"]
 
 
-@pytest.mark.parametrize(("mode", "suffix"), [("L", "png"), ("P", "png"), ("RGBA", "png"), ("CMYK", "jpg"), ("1", "png")])
+@pytest.mark.parametrize(
+    ("mode", "suffix"), [("L", "png"), ("P", "png"), ("RGBA", "png"), ("CMYK", "jpg"), ("1", "png")]
+)
 def test_every_kind_of_image_opens_in_rgb(tmp_path: Path, mode: str, suffix: str):
     Image.new(mode, (4, 3)).save(tmp_path / f"a.{suffix}")
     image = FolderImages(tmp_path).open(0)

@@ -247,7 +247,9 @@ def test_joined_and_cut_sets_keep_every_image_with_its_label(tmp_path: Path):
     assert joined.ids[10] == f"cut/{images.ids[6]}"
     assert joined.labels.tolist() == [-1] * 6 + [4, -1, -1] + [-1, 4, -1]
     assert np.array_equal(np.array(joined.open(10)), np.array(images.open(6)))
-    assert len({images.fingerprint, cut.fingerprint, joined.fingerprint, SubsetImages(images, [6, 8, 0]).fingerprint}) == 4
+    assert (
+        len({images.fingerprint, cut.fingerprint, joined.fingerprint, SubsetImages(images, [6, 8, 0]).fingerprint}) == 4
+    )
     with pytest.raises(ValueError, match="different names"):
         JoinedImages([images, images], name="twice")
 
