@@ -56,8 +56,8 @@ class GramDetector(Detector):
         group: whose bounds hold for a row: training rows predicted as its class ("prediction", the paper's), or
             labelled so ("label", as in OpenOOD and pytorch-ood).
         confidence: divide by the largest softmax probability, as the paper does.
-        holdout: share of each class's training rows that sets no bounds but the normaliser, 0 < h < 1. The authors
-            take 10% of the test set instead.
+        holdout: share of the training rows, evenly spread, that sets no bounds but the normaliser, 0 < h < 1. The
+            authors take 10% of the test set instead.
         absent: "error" refuses classes without a training row, "skip" gives them the bounds of all rows together.
 
     Differs from the authors' code in where held-out rows come from, and in that the roots of the row sums are taken
@@ -107,7 +107,7 @@ class GramDetector(Detector):
         return (tap_spec("stage_gram", self, "layers", "powers"),)
 
     def fit(self, train: Outputs) -> Self:
-        """Two sweeps: bounds, then the normalisers on rows held out evenly from every class. Returns itself."""
+        """Two sweeps: bounds, then the normalisers on the rows held out. Returns itself."""
         shape = train.taps[self.taps[0]].shape[1:]
         device = train.logits.device
         low = torch.full((train.classes, *shape), torch.inf, device=device, dtype=train.logits.dtype)
@@ -164,12 +164,12 @@ class GramDetector(Detector):
         return (self.deviations(outputs) / (self.normalisers + 1e-7)).sum(dim=1)
 
     def _split(self, train: Outputs) -> Iterator[tuple[Outputs, Int[Tensor, " N"], Bool[Tensor, " N"]]]:
-        """Batches with each row's class and whether it sets bounds (or is held out, every 1/holdout-th of a class)."""
-        before = torch.zeros(train.classes, dtype=torch.int64, device=train.logits.device)
+        """Batches with each row's class and whether it sets bounds, or is held out: every 1/holdout-th with a class."""
+        before = 0
         for batch in train.batches():
             group = batch.predictions if self.group == "prediction" else batch.labels
-            one_hot = torch.nn.functional.one_hot(group.clamp_min(0), train.classes) * (group >= 0).unsqueeze(1)
-            position = (before + one_hot.cumsum(dim=0)).gather(1, group.clamp_min(0).unsqueeze(1)).squeeze(1)
-            before += one_hot.sum(dim=0)
+            position = (before + (group >= 0).cumsum(dim=0)).double()
+            before = int(position[-1])
+            # 1e-9: the tenth multiple of 0.1 may be just below 1
             held = (position * self.holdout + 1e-9).floor() > ((position - 1) * self.holdout + 1e-9).floor()
             yield batch, group, ~held

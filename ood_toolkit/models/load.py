@@ -125,7 +125,7 @@ def _from_timm(request: _Request) -> _Source:
 
     if not request.name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(request.name):
         raise ValueError(_unknown("timm model", request.name, timm.list_models()))
-    settings = {} if request.classes is None else {"num_classes": request.classes}
+    settings: dict[str, Any] = {} if request.classes is None else {"num_classes": request.classes}
     with _downloading(f"timm:{request.name}"):
         model = timm.create_model(request.name, pretrained=request.pretrained, **settings)
     names = None
@@ -152,7 +152,11 @@ def _from_torchvision(request: _Request) -> _Source:
 
 def _from_transformers(request: _Request) -> _Source:
     try:
-        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
+        from transformers import (  # pyright: ignore[reportMissingImports]
+            AutoConfig,
+            AutoImageProcessor,
+            AutoModelForImageClassification,
+        )
     except ImportError:
         raise ValueError("transformers: models need the package; pip install transformers") from None
     spec = f"transformers:{request.name}"

@@ -99,7 +99,8 @@ def without_normalisation(transform: Callable[[Any], Any]) -> ImageTransform:
     if type(last).__name__ != "Normalize":
         return ImageTransform(transform, _in_words(transform), (0.0,), (1.0,))
     mean, std = (tuple(float(v) for v in getattr(last, name)) for name in ("mean", "std"))
-    rest = type(transform)(steps[:-1])
+    compose: Any = type(transform)
+    rest = compose(steps[:-1])
     return ImageTransform(rest, f"{_in_words(rest)}, {_normalisation(mean, std)}", mean, std)
 
 

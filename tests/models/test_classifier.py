@@ -33,7 +33,7 @@ def _build(name: str, size: int) -> nn.Module:
         return models.get_model(name, weights=None, num_classes=7)
     import timm
 
-    settings = {"img_size": size} if name.startswith(("vit", "swin", "deit")) else {}
+    settings: dict[str, Any] = {"img_size": size} if name.startswith(("vit", "swin", "deit")) else {}
     return timm.create_model(name, pretrained=False, num_classes=7, **settings)
 
 
