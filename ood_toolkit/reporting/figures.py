@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ood_toolkit.reporting.merging import merge
+from ood_toolkit.records import Record
+from ood_toolkit.reporting.merging import merge, method_of
 from ood_toolkit.reporting.options import TableOptions, matches
 from ood_toolkit.reporting.plots import overview, ranking, reliability, sheets, style
 from ood_toolkit.reporting.plots.style import Drawing, Picture
@@ -92,11 +93,19 @@ def _ranked(run: Run, task: str, samples: list[Sample], slug: str, images: bool)
     yield ranking.score_histograms(samples[:_DRAWABLE], f"{kind}-scores-{slug}", words)
     yield ranking.ranking_curves(samples, f"{kind}-roc-{slug}", words)
     if task == "misclassification":
-        yield ranking.risk_coverage_curves(samples, f"{kind}-risk-coverage-{slug}")
+        yield ranking.risk_coverage_curves(samples, f"{kind}-risk-coverage-{slug}", _aurcs(run, samples[0].record))
     if len(samples) > 1:
         yield overview.score_agreement(samples[:_DRAWABLE], f"{kind}-agreement-{slug}")
     if task == "anomaly" and images:
         yield _missed(run, samples, slug)
+
+
+def _aurcs(run: Run, one: Record) -> dict[str, float]:
+    return {
+        method_of(r): r.value
+        for r in run.records
+        if (r.task, r.model, r.dataset, r.metric) == (one.task, one.model, one.dataset, "aurc") and r.value is not None
+    }
 
 
 def _missed(run: Run, samples: list[Sample], slug: str) -> Made:

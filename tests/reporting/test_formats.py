@@ -91,7 +91,9 @@ def test_markdown_holds_the_same_numbers_after_a_commonmark_parser(make_run: Mak
 def test_csv_round_trips_through_pandas(make_run: MakeRun, name: str) -> None:
     records, options = make_run(), OPTIONS[name]
     frame = pd.read_csv(io.StringIO(render(records, format="csv", options=options)), dtype=str, keep_default_na=False)
-    found = [[text for text in row if text] for row in frame.drop(columns=["table", "group", "notes"]).to_numpy()]
+    found = [
+        [text for text in row if text] for row in frame.drop(columns=["table", "group", "notes"]).to_numpy().tolist()
+    ]
     assert found == [[text for text in row if text != MISSING] for row in expected(records, options)]
     if name == "plain":
         numeric = pd.read_csv(io.StringIO(render(records, format="csv", what="detectors")))

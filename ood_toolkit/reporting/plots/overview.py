@@ -71,7 +71,7 @@ def critical_differences(methods: Sequence[str], values: "ndarray", name: str, m
     left = (count + 1) // 2
     bars = cliques(ranks[order], gap)
     figure, axes = style.canvas(style.PAGE, 0.9 + 0.16 * left + 0.09 * len(bars))
-    _draw_ranks(axes[0], [style.plain(style.short(methods[i], 36)) for i in order], ranks[order], bars, gap)
+    _draw_ranks(axes[0], [style.plain(style.short(methods[i], 36)) for i in order.tolist()], ranks[order], bars, gap)
     label = METRICS[metric].label
     about = (
         f"Mean rank by {label} of {count} detectors over {values.shape[1]} sets, best on the left. A bar joins "

@@ -1,6 +1,6 @@
 """How well scores rank: histograms, ROC, precision-recall, risk-coverage."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ood_toolkit.reporting.plots import style
@@ -107,25 +107,26 @@ def ranking_curves(samples: Sequence[Sample], name: str, words: tuple[str, str])
     return Drawing(name=name, title=f"ROC and precision-recall on {record.dataset}", about=about, figure=figure)
 
 
-def risk_coverage_curves(samples: Sequence[Sample], name: str) -> Drawing:
+def risk_coverage_curves(samples: Sequence[Sample], name: str, recorded: Mapping[str, float]) -> Drawing:
     """Error rate among the images kept, by the share of images kept, for misclassification detection.
 
     Args:
         samples: one set's; right images are the negatives, wrong ones the positives.
         name: file name.
+        recorded: AURC by method, as in the tables, for order and legend.
     """
     import numpy as np
 
     figure, axes = style.canvas(style.COLUMN, 2.8)
     ax: Axes = axes[0]
     curves = {id(sample): risk_coverage(sample) for sample in samples}
-    order = sorted(samples, key=lambda s: float(np.mean(curves[id(s)][1])))
+    order = sorted(samples, key=lambda s: recorded.get(s.method, float("inf")))
     leading = _leading(order)
     for sample in sorted(samples, key=lambda s: s in leading):
         coverage, risk = curves[id(sample)]
         if sample in leading:
-            aurc = float(np.mean(risk))
-            label = f"{style.plain(style.short(sample.method))}  {aurc:.3f}"
+            aurc = f"  {recorded[sample.method]:.3f}" if sample.method in recorded else ""
+            label = style.plain(style.short(sample.method)) + aurc
             ax.plot(coverage, risk, **style.line(leading.index(sample)), label=label)
         else:
             ax.plot(coverage, risk, color=style.GREY, linewidth=0.6, zorder=1)

@@ -93,7 +93,7 @@ def look() -> Iterator[None]:
     """The settings of all figures, for the time of the block."""
     import matplotlib as mpl
 
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]  # newer stubs list every key
         yield
 
 
