@@ -127,5 +127,6 @@ def _read(file: Path) -> CatalogueEntry:
     expected = {f.name for f in fields(CatalogueEntry)}
     if set(facts) != expected or facts["name"] != file.stem or facts["labels"] not in get_args(LabelRule):
         raise ValueError(f"{file} is no catalogue entry: wrong fields {sorted(set(facts) ^ expected)}, name or labels")
-    facts["archives"] = tuple(Archive(**archive) for archive in facts["archives"])
-    return CatalogueEntry(**{name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()})
+    facts["archives"] = [Archive(**archive) for archive in facts["archives"]]
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()}
+    return CatalogueEntry(**values)

@@ -77,7 +77,7 @@ class HubImages:
 
 def _load(repository: str, split: str, revision: str | None) -> Any:
     try:
-        from datasets import load_dataset  # pyright: ignore[reportMissingImports]
+        from datasets import load_dataset  # pyright: ignore
     except ImportError:
         raise ValueError(
             f"reading {repository!r} from the hub needs the package datasets: pip install datasets"

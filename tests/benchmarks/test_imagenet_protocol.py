@@ -66,7 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, facts: dict[str, Any]) -> Pat
             name = f"0.{number:06d}_digital clock _ l'œuf & co_0.{seed:06d}.jpg"
             photograph(root / "imagenet-a" / wnid / name, seed, ("RGB", "L", "CMYK")[seed % 3])
     for wnid in O_CLASSES:
-        for number in range(12):
+        for _ in range(12):
             seed += 1
             photograph(root / "imagenet-o" / wnid / f"benthos_0.{seed:06d}.JPEG", seed)
     for name in ("imagenet-a", "imagenet-o"):

@@ -12,10 +12,10 @@ from ood_toolkit.datasets import FolderImages
 from ood_toolkit.datasets.classes import class_list, validation_labels
 from ood_toolkit.records import Record
 
-A, O = class_list("imagenet_a"), class_list("imagenet_o")
-ONLY_A = [wnid for wnid in A if wnid not in O][:2]
-BOTH = [wnid for wnid in A if wnid in O][:2]
-ONLY_O = [wnid for wnid in O if wnid not in A][:2]
+A_LIST, O_LIST = class_list("imagenet_a"), class_list("imagenet_o")
+ONLY_A = [wnid for wnid in A_LIST if wnid not in O_LIST][:2]
+BOTH = [wnid for wnid in A_LIST if wnid in O_LIST][:2]
+ONLY_O = [wnid for wnid in O_LIST if wnid not in A_LIST][:2]
 PER_CLASS = 10
 
 
@@ -80,13 +80,13 @@ def test_the_parts_are_those_of_the_protocol(root: Path):
     assert len(named(suite, "imagenet-a+clean")) == 52
     assert len(named(suite, "imagenet-o")) == 4
     assert len(named(suite, "imagenet-o-id")) == 40
-    assert set(named(suite, "imagenet-a+clean").labels.tolist()) == {A[wnid] for wnid in ONLY_A + BOTH}
-    assert set(named(suite, "imagenet-o-id").labels.tolist()) == {O[wnid] for wnid in BOTH + ONLY_O}
+    assert set(named(suite, "imagenet-a+clean").labels.tolist()) == {A_LIST[wnid] for wnid in ONLY_A + BOTH}
+    assert set(named(suite, "imagenet-o-id").labels.tolist()) == {O_LIST[wnid] for wnid in BOTH + ONLY_O}
     assert named(suite, "imagenet-o").labels.tolist() == [-1] * 4
     assert not any("n01440764" in image for part in suite.parts for image in part.images.ids)  # tench is not even run
     masks = {task.dataset: task.mask.classes.tolist() for task in suite.tasks if task.mask}
-    assert masks["imagenet-a"] == masks["imagenet-a+clean"] == sorted(A.values())
-    assert masks["imagenet-o"] == sorted(O.values())
+    assert masks["imagenet-a"] == masks["imagenet-a+clean"] == sorted(A_LIST.values())
+    assert masks["imagenet-o"] == sorted(O_LIST.values())
 
 
 def test_one_pass_serves_every_part(root: Path):
@@ -121,8 +121,8 @@ def test_train_gives_a_class_balanced_sample_for_detectors_alone(root: Path):
     suite = natural_adversarial_suite("imagenet-o", root, learning=Learning(per_class=3))
     assert suite.fit is not None
     assert suite.calibration is not None
-    assert torch.equal(suite.fit.labels.unique(), torch.tensor(sorted(O.values())))
-    assert set(suite.fit.labels.bincount()[sorted(O.values())].tolist()) == {3}
+    assert torch.equal(suite.fit.labels.unique(), torch.tensor(sorted(O_LIST.values())))
+    assert set(suite.fit.labels.bincount()[sorted(O_LIST.values())].tolist()) == {3}
     assert "imagenet-a" not in suite.caption.lower()
     assert all("val" in image for image in ids(suite.calibration))
     assert len(named(suite, "imagenet-o-id")) == 36  # one of ten is held out for calibrators
@@ -176,7 +176,7 @@ def test_the_caption_is_official_only_at_the_published_sizes(root: Path):
     assert "imagenet-o has 4 images here, 2,000 were published" in caption
     assert "One in five" in caption or "one in five" in caption
     assert "chance 9.1%" in caption  # 4 of 44
-    for wnid in O:
+    for wnid in O_LIST:
         for number in numbers(wnid):
             touch(root / f"imagenet-1k/val/{wnid}/ILSVRC2012_val_{number:08d}.JPEG")
         for number in range(10):
