@@ -18,7 +18,7 @@ def literal_density(train: np.ndarray, labels: np.ndarray, test: np.ndarray, rid
         rows = train[labels == c]
         covariance = within.T @ within / len(within) if tied else np.cov(rows.T, bias=True)
         weight = np.log(len(rows) / len(train))
-        terms.append(weight + multivariate_normal(mean, covariance + eye).logpdf(test))
+        terms.append(weight + multivariate_normal(mean, covariance + eye).logpdf(test))  # pyright: ignore
     return -torch.from_numpy(np.stack(terms)).logsumexp(dim=0)
 
 
