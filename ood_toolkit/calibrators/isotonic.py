@@ -120,10 +120,9 @@ class IsotonicCalibrator(Calibrator):
     )
     cite = "zadrozny2002transforming"
     family = "isotonic"
-    positions: Float[Tensor, " K"]
-    values: Float[Tensor, " K"]
-    starts: Int[Tensor, " C+1"]
-    """Where each class's knots begin in `positions` and `values`."""
+    positions: Float[Tensor, "C K"]
+    """Every class's knots, ascending; a shorter row repeats its last."""
+    values: Float[Tensor, "C K"]
 
     def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:
         """Learns every class's knots. Returns itself."""
@@ -138,10 +137,8 @@ class IsotonicCalibrator(Calibrator):
                     knots.append(isotonic_knots(scores, targets))
                 else:
                     knots.append((scores.new_tensor([0.0, 1.0]), scores.new_tensor([0.0, 1.0])))
-        lengths = torch.tensor([0, *(len(x) for x, _ in knots)], device=logits.device)
-        self.starts = lengths.cumsum(0)
-        self.positions = torch.cat([x for x, _ in knots])
-        self.values = torch.cat([y for _, y in knots])
+        self.positions = _padded([x for x, _ in knots])
+        self.values = _padded([y for _, y in knots])
         return self
 
     def forward(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
@@ -150,11 +147,12 @@ class IsotonicCalibrator(Calibrator):
 
     def _mapped(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
         columns = rows.softmax(dim=-1).T.contiguous()
-        positions, values, starts = self.positions.double(), self.values.double(), self.starts.tolist()
-        mapped = torch.empty_like(columns)
-        for index, column in enumerate(columns):
-            own = slice(starts[index], starts[index + 1])
-            torch.add(interpolate(column, positions[own], values[own]), column, alpha=_OWN_SHARE, out=mapped[index])
+        positions, values = self.positions.double(), self.values.double()
+        right = torch.searchsorted(positions, columns).clamp(1, positions.shape[1] - 1)
+        low, high = positions.gather(1, right - 1), positions.gather(1, right)
+        share = ((columns - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)
+        mapped = torch.lerp(values.gather(1, right - 1), values.gather(1, right), share)
+        mapped = mapped.add(columns, alpha=_OWN_SHARE)
         return (mapped / mapped.sum(dim=0)).T
 
 
@@ -199,6 +197,12 @@ class IRMCalibrator(Calibrator):
         top = probabilities.argmax(dim=-1, keepdim=True)
         mapped = mapped.scatter(-1, top, mapped.gather(-1, top) * (1 + AHEAD))
         return mapped / mapped.sum(dim=-1, keepdim=True)
+
+
+def _padded(rows: list[Tensor]) -> Float[Tensor, "C K"]:
+    """The rows under each other, the last number of each repeated; at least two columns."""
+    width = max(2, *(len(row) for row in rows))
+    return torch.stack([torch.cat([row, row[-1:].expand(width - len(row))]) for row in rows])
 
 
 def _normaliser(logits: Float[Tensor, "N C"]) -> Float[Tensor, "N 1"]:

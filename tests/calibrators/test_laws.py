@@ -42,3 +42,12 @@ def test_every_calibrator_names_its_paper_and_its_entry_in_the_bibliography(name
         return
     assert kind.paper
     assert f"{{{kind.cite}," in (files("ood_toolkit") / "references.bib").read_text()
+
+
+@pytest.mark.parametrize("name", [n for n in registry.calibrator_classes() if n not in SLOW])
+def test_every_calibrator_exports_with_any_number_of_rows(name):
+    logits, labels = drawn(400, 5)
+    fitted = registry.build_calibrator(name).fit(logits.float(), labels)
+    rows = torch.export.Dim("rows", min=2)
+    exported = torch.export.export(fitted, (logits[:64].float(),), dynamic_shapes=({0: rows},)).module()
+    torch.testing.assert_close(exported(logits[:33].float()), fitted(logits[:33].float()), rtol=0, atol=1e-6)

@@ -1,5 +1,6 @@
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,7 +169,7 @@ def test_a_shared_temperature_minimises_the_pools_likelihood():
         return nll(pool.log(), labels)
 
     found = fit_shared_temperature(members, labels)
-    best = minimize_scalar(loss, bounds=(-5, 5), method="bounded", options={"xatol": 1e-10})
+    best: Any = minimize_scalar(loss, bounds=(-5, 5), method="bounded", options={"xatol": 1e-10})
     assert math.log(found.temperature) == pytest.approx(-best.x, abs=1e-5)
     assert found.nll_after == pytest.approx(loss(-math.log(found.temperature)), abs=1e-12)
     assert found.nll_before == pytest.approx(loss(0.0), abs=1e-12)
