@@ -91,15 +91,25 @@ def _one(spec: str) -> Method:
 
 
 def require_logits_only(detector: AnyDetector, spec: str) -> None:
-    """Raises ValueError if calibrated logits would not reach the detector's score."""
+    """Raises ValueError if calibrated log-probabilities would not reach the detector's score, or be all it has."""
     if isinstance(detector, LiveDetector) or detector.reads != frozenset({"logits"}) or detector.taps:
         fields = ", ".join(sorted(detector.reads | set(detector.taps)))
         raise ValueError(
             f"{spec!r}: {detector.spec} reads {fields}, which calibration does not change; "
             "compose calibrators with detectors that read only logits"
         )
+    if detector.needs_offset:
+        raise ValueError(
+            f"{spec!r}: {detector.spec} reads the common offset of the logits, which calibrated log-probabilities have "
+            "lost: it would score every row alike; for energy at another temperature write energy(temperature=…)"
+        )
 
 
-def logits_only(detector: AnyDetector, taps: frozenset[str] = frozenset()) -> bool:
-    """Whether a detector can score logits without a model behind them (an ensemble's), given these taps."""
-    return isinstance(detector, Detector) and detector.reads == frozenset({"logits"}) and set(detector.taps) <= taps
+def scores_log_probabilities(detector: AnyDetector, taps: frozenset[str] = frozenset()) -> bool:
+    """Whether a detector can score log-probabilities without a model behind them (an ensemble's), given these taps."""
+    return (
+        isinstance(detector, Detector)
+        and detector.reads <= {"logits", *taps}
+        and set(detector.taps) <= taps
+        and not detector.needs_offset
+    )

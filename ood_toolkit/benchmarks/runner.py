@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ood_toolkit.benchmarks.measure import Bootstrap
-from ood_toolkit.benchmarks.methods import Method, logits_only
+from ood_toolkit.benchmarks.methods import Method, scores_log_probabilities
 from ood_toolkit.benchmarks.recording import Recorder, Row
 from ood_toolkit.benchmarks.results import RunFolder
 from ood_toolkit.benchmarks.suite import ClassMask, Suite
@@ -250,7 +250,7 @@ class Runner:
             self.recorder.calibrator(Row(name, pool.spec, pool.family, transform), result, parts, mask)
         for method in self.settings.methods if with_detectors else ():
             detector = method.detector
-            if isinstance(detector, Detector) and logits_only(detector, frozenset({MEMBER_TAP})):
+            if isinstance(detector, Detector) and scores_log_probabilities(detector, frozenset({MEMBER_TAP})):
                 with self.folder.stage(f"detect {method.spec}"):
                     scores = self._scores(method, detector, parts)
                     # what reads the members does not depend on how they are pooled

@@ -30,6 +30,8 @@ class Detector(Fitted, ABC):
     """What `fit` needs: nothing, only the head (any outputs of the model will do), or training rows."""
     reads: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
     """The per-row fields that `score` reads. One that reads only logits can score calibrated logits too."""
+    needs_offset: ClassVar[bool] = False
+    """Whether the score reads the common offset of a row's logits, which log-probabilities have lost."""
     cost: ClassVar[str] = ""
     """Cost of scoring one row, for `--list`: an order in C classes, D features, N training rows."""
     taps: ClassVar[tuple[str, ...]] = ()

@@ -29,6 +29,7 @@ class EnergyDetector(Detector):
     cite = "liu2020energy"
     family = "logits"
     reads = frozenset({"logits"})
+    needs_offset = True
     cost = "O(C)"
 
     def __init__(self, temperature: float = 1.0) -> None:

@@ -26,12 +26,21 @@ def origin(head: Head, cutoff: float | None = None) -> Float[Tensor, " D"]:
     return -(torch.linalg.pinv(weight, rtol=cutoff) @ head.bias.double())
 
 
-def principal_dimension(dim: int | None, width: int) -> int:
-    """`dim`, or the rule of the authors' benchmarks: 1000 where D ≥ 2048, 512 where D ≥ 768, else D / 2."""
+def principal_dimension(dim: int | None, width: int, rows: int) -> int:
+    """`dim`, or the rule of the authors' benchmarks: 1000 where D ≥ 2048, 512 where D ≥ 768, else D / 2.
+
+    Args:
+        dim: dimensions asked for, or None for the rule; the rule gives half the rows where there are too few for it.
+        width: D.
+        rows: training rows. No more dimensions than rows are learned: beyond, every training row has residual 0.
+    """
     if dim is None:
-        return 1000 if width >= 2048 else 512 if width >= 768 else max(1, width // 2)
+        rule = 1000 if width >= 2048 else 512 if width >= 768 else max(1, width // 2)
+        return rule if rows > rule else max(1, rows // 2)
     if not 1 <= dim < width:
         raise ValueError(f"dim must lie between 1 and {width - 1} for {width} features, got {dim}")
+    if dim >= rows:
+        raise ValueError(f"dim must be below the {rows} training rows, which have no residual otherwise, got {dim}")
     return dim
 
 
@@ -49,7 +58,7 @@ class ResidualDetector(Detector):
 
     Args:
         dim: dimensions of the principal subspace, 1 to D − 1; by default 1000 where D ≥ 2048, 512 where D ≥ 768,
-            else D / 2, the rule of the authors' benchmarks.
+            else D / 2, the rule of the authors' benchmarks, but half the training rows where they are no more.
         cutoff: relative cut-off for singular values of W in the origin −W⁺ b; by default the rounding of float32
             weights, max(C, D) · 1.2e-7. The authors' NumPy uses 1e-15, which differs only for a head without full rank.
 
@@ -73,8 +82,8 @@ class ResidualDetector(Detector):
 
     def fit(self, train: Outputs) -> Self:
         """One sweep over all rows, labelled or not."""
-        dim = principal_dimension(self.dim, train.width)
         gathered = moments(train, groups=one_group)
+        dim = principal_dimension(self.dim, train.width, int(gathered.counts.sum()))
         self.centre = origin(train.head, self.cutoff).to(gathered.mean.device)
         offset = gathered.mean - self.centre
         _, axes = principal_axes(gathered.total + torch.outer(offset, offset))
@@ -95,7 +104,7 @@ class ViMDetector(ResidualDetector):
 
     Args:
         dim: dimensions of the principal subspace, 1 to D − 1; by default 1000 where D ≥ 2048, 512 where D ≥ 768,
-            else D / 2, the rule of the authors' benchmarks.
+            else D / 2, the rule of the authors' benchmarks, but half the training rows where they are no more.
         cutoff: relative cut-off for singular values of W in the origin −W⁺ b; by default the rounding of float32
             weights, max(C, D) · 1.2e-7. The authors' NumPy uses 1e-15, which differs only for a head without full rank.
 

@@ -30,6 +30,7 @@ class WeightedEnergyDetector(Detector):
     cite = "du2022vos"
     family = "logits"
     reads = frozenset({"logits"})
+    needs_offset = True
     cost = "O(C)"
 
     def __init__(self, weights: tuple[float, ...] | None = None) -> None:

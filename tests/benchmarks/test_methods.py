@@ -28,6 +28,11 @@ def test_calibration_before_a_detector_that_would_not_see_it_is_refused(spec: st
         parse_detectors(spec)
 
 
+def test_energy_on_calibrated_logits_is_refused_because_their_energy_is_constant():
+    with pytest.raises(ValueError, match="reads the common offset of the logits"):
+        parse_detectors("temperature+energy")
+
+
 def test_a_rectifier_takes_another_head_score():
     (method,) = parse_detectors("react(percentile=95)+gen")
     assert method.detector.hyperparameters["percentile"] == 95

@@ -59,7 +59,7 @@ def test_the_virtual_logit_has_the_mean_size_of_the_largest_logit_in_training(ou
 
 @pytest.mark.parametrize(("width", "dim"), [(2048, 1000), (1280, 512), (768, 512), (767, 383), (64, 32), (3, 1)])
 def test_the_default_dimension_follows_the_authors_benchmarks(width, dim):
-    assert principal_dimension(None, width) == dim
+    assert principal_dimension(None, width, 10_000) == dim
 
 
 def test_a_dimension_that_leaves_no_residual_is_refused(outputs_like):
@@ -83,3 +83,10 @@ def test_residual_reads_all_rows_labelled_or_not(outputs_like):
     train, test = outputs_like(240), outputs_like(30, seed=1)
     unlabelled = replace(train, labels=torch.full_like(train.labels, -1))
     assert torch.equal(ViMDetector().fit(unlabelled)(test), ViMDetector().fit(train)(test))
+
+
+def test_too_few_training_rows_for_the_principal_subspace_are_refused_or_halved():
+    assert principal_dimension(None, 1280, 50_000) == 512
+    assert principal_dimension(None, 1280, 400) == 200  # with 512 every training row would have residual 0
+    with pytest.raises(ValueError, match="dim must be below the 100 training rows"):
+        principal_dimension(100, 1280, 100)
