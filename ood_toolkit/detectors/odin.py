@@ -18,16 +18,21 @@ def heated_one_minus_msp(logits: Float[Tensor, "N C"], temperature: float) -> Fl
     return others / (1 + others)
 
 
+def as_pixels(images: Tensor) -> Float[Tensor, "N 3 H W"]:
+    """Images as floats in [0, 1], detached: uint8 is divided by 255."""
+    return images.detach() if images.is_floating_point() else images.float() / 255
+
+
 def towards_prediction(
     classifier: Differentiable, images: Float[Tensor, "N 3 H W"], temperature: float, eps: float
 ) -> Float[Tensor, "N 3 H W"]:
     """`x − ε sign(∇ₓ −log softmax_ŷ(z / T))`: the input after one step that raises its own prediction (Eq. 2)."""
-    inputs = images.detach().clone().requires_grad_()
+    inputs = as_pixels(images).clone().requires_grad_()
     logits = classifier.differentiate(inputs).logits
     with torch.enable_grad():
         losses = torch.nn.functional.cross_entropy(logits / temperature, logits.argmax(dim=1), reduction="sum")
     (gradient,) = torch.autograd.grad(losses, inputs)
-    return images.detach() - eps * gradient.sign()
+    return inputs.detach() - eps * gradient.sign()
 
 
 class ODINDetector(LiveDetector):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ood_toolkit.detectors.base import Differentiable, LiveDetector
 from ood_toolkit.detectors.mahalanobis import whiten
+from ood_toolkit.detectors.odin import as_pixels
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.stats import moments, nearest_point, present_classes, whitening
 
@@ -62,14 +63,14 @@ class ODINMahalanobisDetector(LiveDetector):
         """(N,) squared distances ≥ 0; higher = more out-of-distribution."""
         means = self.means.double()
         if self.eps:
-            inputs = images.detach().clone().requires_grad_()
+            inputs = as_pixels(images).clone().requires_grad_()
             features = classifier.differentiate(inputs).features
             with torch.enable_grad():
                 rows = whiten(features, self.centre, self.whitener)
                 closest = means[nearest_point(rows.detach(), means)[1]]
                 distance = (rows - closest).square().sum()
             (gradient,) = torch.autograd.grad(distance, inputs)
-            images = images.detach() - self.eps * gradient.sign()
+            images = inputs.detach() - self.eps * gradient.sign()
         features = classifier(images).features
         rows = whiten(features, self.centre, self.whitener)
         return nearest_point(rows, means)[0].to(features.dtype)

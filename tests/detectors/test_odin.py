@@ -52,6 +52,12 @@ def test_without_a_step_it_is_the_heated_msp_in_float64():
     torch.testing.assert_close(ODINDetector(eps=0)(classifier, images), expected, rtol=1e-13, atol=0)
 
 
+def test_uint8_images_score_as_their_pixels(golden_classifier):
+    classifier = golden_classifier()
+    images = torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8)
+    torch.testing.assert_close(ODINDetector()(classifier, images), ODINDetector()(classifier, images.float() / 255))
+
+
 def test_almost_equal_confidences_do_not_tie():
     logits = torch.zeros(1000, 10)
     logits[:, 0] = torch.linspace(1, 1.001, 1000)

@@ -89,7 +89,7 @@ def test_timm_names_the_stages(name, size, stages, pooled):
 
     model = timm.create_model(name, pretrained=False, num_classes=5).eval()
     seen: list[torch.Tensor] = []
-    model.get_submodule(model.pretrained_cfg["classifier"]).register_forward_pre_hook(
+    model.get_submodule("fc" if name == "resnet10t" else "classifier").register_forward_pre_hook(
         lambda _, inputs: seen.append(inputs[0])
     )
 
