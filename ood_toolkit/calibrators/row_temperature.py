@@ -62,7 +62,12 @@ class RowTemperatureCalibrator(Calibrator):
 
     def temperatures(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
         """T of every row, in float64."""
-        return self.temperature_of(self.features(logits.double()), self.parameters_.double())
+        if torch.compiler.is_compiling():
+            features = self.features(logits.double())
+        else:
+            step = row_chunks(len(logits), 8 * logits.shape[1]).step
+            features = torch.cat([self.features(block.double()) for block in logits.split(step)])
+        return self.temperature_of(features, self.parameters_.double())
 
     def forward(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
         """(N, C) softmax of z / T(z)."""
