@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ood_toolkit.records import Record
 from ood_toolkit.reporting.merging import merge, method_of
@@ -13,10 +14,11 @@ from ood_toolkit.reporting.plots.style import Drawing, Picture
 from ood_toolkit.reporting.runs import Run, Sample
 from ood_toolkit.reporting.tables import tables
 
+T = TypeVar("T")
 FORMATS = ("pdf", "svg", "png")
 _WORDS = {"anomaly": ("ID", "OOD"), "misclassification": ("right", "wrong")}
-_DRAWABLE = 48
-"""More detectors than this do not fit on a page of tiles."""
+_TILES = 28
+"""Histograms or reliability diagrams on one page."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +92,31 @@ def _of_model(run: Run, model: str, methods: tuple[str, ...], images: bool) -> I
 def _ranked(run: Run, task: str, samples: list[Sample], slug: str, images: bool) -> Iterator[Made]:
     words = _WORDS[task]
     kind = "ood" if task == "anomaly" else "errors"
-    yield ranking.score_histograms(samples[:_DRAWABLE], f"{kind}-scores-{slug}", words)
+    for page, some in _pages(samples):
+        yield ranking.score_histograms(some, f"{kind}-scores-{slug}{page}", words)
     yield ranking.ranking_curves(samples, f"{kind}-roc-{slug}", words)
     if task == "misclassification":
-        yield ranking.risk_coverage_curves(samples, f"{kind}-risk-coverage-{slug}", _aurcs(run, samples[0].record))
+        yield ranking.risk_coverage_curves(
+            samples, f"{kind}-risk-coverage-{slug}", _recorded(run, samples[0].record, "aurc")
+        )
     if len(samples) > 1:
-        yield overview.score_agreement(samples[:_DRAWABLE], f"{kind}-agreement-{slug}")
+        yield overview.score_agreement(samples, f"{kind}-agreement-{slug}")
     if task == "anomaly" and images:
         yield _missed(run, samples, slug)
 
 
-def _aurcs(run: Run, one: Record) -> dict[str, float]:
+def _pages(items: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:
+    """Pages of tiles with the suffix of their file name."""
+    for number, start in enumerate(range(0, len(items), _TILES)):
+        yield f"-{number + 1}" * bool(number), items[start : start + _TILES]
+
+
+def _recorded(run: Run, one: Record, metric: str) -> dict[str, float]:
+    """A metric by method, on the question of `one`."""
     return {
         method_of(r): r.value
         for r in run.records
-        if (r.task, r.model, r.dataset, r.metric) == (one.task, one.model, one.dataset, "aurc") and r.value is not None
+        if (r.task, r.model, r.dataset, r.metric) == (one.task, one.model, one.dataset, metric) and r.value is not None
     }
 
 
@@ -126,12 +138,13 @@ def _calibrated(run: Run, model: str, dataset: str, images: bool) -> Iterator[Ma
     if not found:
         yield f"reliability on {dataset} with {model}", "no confidences were kept"
         return
-    yield reliability.reliability_diagrams(found[:_DRAWABLE], f"reliability-{slug}")
+    for page, some in _pages(found):
+        yield reliability.reliability_diagrams(some, f"reliability-{slug}{page}")
     wrong = [one for one in found if not one.correct.all()]
     if not wrong:
         yield f"confidence of wrong answers on {dataset} with {model}", "every answer is right"
         return
-    yield reliability.wrong_confidence(wrong, f"wrong-confidence-{slug}")
+    yield reliability.wrong_confidence(wrong, f"wrong-confidence-{slug}", _recorded(run, wrong[0].record, "nll"))
     if images:
         title = f"Most confidently wrong on {dataset}"
         exhibits = sheets.most_confidently_wrong(run, wrong[0])

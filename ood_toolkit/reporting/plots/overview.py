@@ -71,7 +71,9 @@ def critical_differences(methods: Sequence[str], values: "ndarray", name: str, m
     left = (count + 1) // 2
     bars = cliques(ranks[order], gap)
     figure, axes = style.canvas(style.PAGE, 0.9 + 0.16 * left + 0.09 * len(bars))
-    _draw_ranks(axes[0], [style.plain(style.short(methods[i], 36)) for i in order.tolist()], ranks[order], bars, gap)
+    _draw_ranks(
+        axes[0], [style.plain(style.short(methods[i], 36)) for i in list(map(int, order))], ranks[order], bars, gap
+    )
     label = METRICS[metric].label
     about = (
         f"Mean rank by {label} of {count} detectors over {values.shape[1]} sets, best on the left. A bar joins "
@@ -161,7 +163,8 @@ def score_agreement(samples: Sequence[Sample], name: str) -> Drawing:
         rho, samples = rho[np.ix_(order, order)], [samples[i] for i in order]
     count = len(samples)
     names = [style.plain(style.short(sample.method, 30)) for sample in samples]
-    labels, grid = 0.06 * max(map(len, names)), max(1.1, 0.24 * count)
+    labels = 0.06 * max(map(len, names))
+    grid = max(1.1, min(0.24 * count, style.PAGE - labels - 1.2))
     figure, axes = style.canvas(min(style.PAGE, labels + grid + 1.2), 0.75 * labels + grid + 0.4)
     ax = axes[0]
     image = ax.imshow(rho, cmap="cividis", aspect="auto", vmin=min(0.0, float(rho.min())), vmax=1)
@@ -170,8 +173,9 @@ def score_agreement(samples: Sequence[Sample], name: str) -> Drawing:
             for j in range(count):
                 colour = "white" if rho[i, j] < 0.5 else "black"
                 ax.text(j, i, f"{rho[i, j]:.2f}".replace("0.", "."), ha="center", va="center", fontsize=5, color=colour)
-    ax.set_xticks(range(count), names, rotation=45, ha="left", rotation_mode="anchor", fontsize=6)
-    ax.set_yticks(range(count), names, fontsize=6)
+    slant, size = (45, 6) if count <= 24 else (90, 5)
+    ax.set_xticks(range(count), names, rotation=slant, ha="left", va="center", rotation_mode="anchor", fontsize=size)
+    ax.set_yticks(range(count), names, fontsize=size)
     ax.tick_params(top=True, bottom=False, labeltop=True, labelbottom=False, length=0)
     ax.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=ax, shrink=0.5, label="rank correlation")

@@ -44,7 +44,7 @@ def score_histograms(samples: Sequence[Sample], name: str, words: tuple[str, str
                 ax.stairs(share, edges, color=style.OOD_COLOUR, linewidth=1.0, label=words[1])
         ax.set_title(style.plain(style.short(sample.method)))
         ax.set_yticks([])
-        ax.set_ylim(0, 1.3 * ax.get_ylim()[1])  # room for the number
+        ax.set_ylim(0, 1.4 * ax.get_ylim()[1])  # room for the number
         ax.spines.left.set_visible(False)
         ax.locator_params(axis="x", nbins=4)
         ax.text(0.98, 0.97, f"AUROC {auroc(sample):.3f}", ha="right", va="top", fontsize=6.5, transform=ax.transAxes)
@@ -72,7 +72,7 @@ def ranking_curves(samples: Sequence[Sample], name: str, words: tuple[str, str])
     figure, (roc, pr) = style.canvas(style.PAGE, 3.3, 1, 2)
     order = sorted(samples, key=auroc, reverse=True)
     leading = _leading(order)
-    for sample in sorted(samples, key=lambda s: s in leading):
+    for sample in [*(s for s in order if s not in leading), *leading]:
         truth = _truth(sample)
         false_alarms, hits, _ = roc_curve(truth, sample.both)
         precision, recall, _ = precision_recall_curve(truth, sample.both)
@@ -122,7 +122,7 @@ def risk_coverage_curves(samples: Sequence[Sample], name: str, recorded: Mapping
     curves = {id(sample): risk_coverage(sample) for sample in samples}
     order = sorted(samples, key=lambda s: recorded.get(s.method, float("inf")))
     leading = _leading(order)
-    for sample in sorted(samples, key=lambda s: s in leading):
+    for sample in [*(s for s in order if s not in leading), *leading]:
         coverage, risk = curves[id(sample)]
         if sample in leading:
             aurc = f"  {recorded[sample.method]:.3f}" if sample.method in recorded else ""

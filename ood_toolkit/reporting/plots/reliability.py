@@ -1,6 +1,6 @@
 """How far probabilities can be taken at their word: reliability diagrams, and the confidence of wrong answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ood_toolkit.reporting.plots import style
@@ -93,18 +93,22 @@ def consistency_band(confidence: "ndarray", index: "ndarray") -> "tuple[ndarray,
     return low, high
 
 
-def wrong_confidence(found: Sequence[Confidences], name: str) -> Drawing:
+def wrong_confidence(found: Sequence[Confidences], name: str, recorded: Mapping[str, float]) -> Drawing:
     """How sure the model is when it is wrong: share of wrong answers above each confidence, a line per calibrator.
 
+    Where there are more calibrators than lines can be told apart, those of the lowest NLL are drawn.
+
     Args:
-        found: one set's calibrators, each with at least one wrong answer.
+        found: one set's calibrators, the plain softmax first, each with at least one wrong answer.
         name: file name.
+        recorded: NLL by method, as in the tables.
     """
     import numpy as np
 
     figure, axes = style.canvas(style.COLUMN, 2.6)
     ax = axes[0]
-    for number, one in enumerate(found[: len(style.COLOURS)]):
+    others = sorted(found[1:], key=lambda one: recorded.get(one.record.method, float("inf")))
+    for number, one in enumerate([found[0], *others[: len(style.COLOURS) - 1]]):
         wrong = np.sort(one.confidence[~one.correct])
         share = 1 - np.arange(len(wrong) + 1) / len(wrong)
         label = style.plain(style.short(one.record.method, 24))
@@ -114,7 +118,8 @@ def wrong_confidence(found: Sequence[Confidences], name: str) -> Drawing:
     ax.legend(loc="lower left")
     record = found[0].record
     about = (
-        f"Share of wrong answers that are given with more than the confidence on the axis, a line per calibrator, on "
+        f"Share of wrong answers that are given with more than the confidence on the axis, a line per calibrator (the "
+        f"plain softmax and those of lowest NLL), on "
         f"{record.dataset} with {record.model}. Lower on the right is better: fewer confident mistakes."
     )
     return Drawing(name=name, title=f"Confidence of wrong answers on {record.dataset}", about=about, figure=figure)

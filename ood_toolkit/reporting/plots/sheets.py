@@ -43,12 +43,12 @@ def most_confidently_wrong(run: Run, found: Confidences, count: int = COUNT) -> 
 
 
 def most_surely_missed(run: Run, sample: Sample, count: int = COUNT) -> list[Exhibit]:
-    """Positives with the lowest scores, with the share of negatives that score higher."""
+    """Positives with the lowest scores, with the share of ID images that score higher."""
     import numpy as np
 
     order = np.argsort(sample.positives, kind="stable").tolist()
     above = [float((sample.negatives > sample.positives[i]).mean()) for i in order[: 4 * count]]
-    texts = [f"{share:.0%} of negatives higher" for share in above]
+    texts = [f"{share:.0%} of ID higher" for share in above]
     return _exhibits(run, list(zip((sample.positive_ids[i] for i in order), texts, strict=False)), count)
 
 
