@@ -78,7 +78,7 @@ def natural_adversarial_suite(
         tasks=tasks,
         fit=parts.fit,
         calibration=parts.calibration,
-        protocol=f"{protocol}-like" if deviations else protocol,
+        protocol=f"{protocol}{_suffix(known, deviations)}",
         notes=[fault for images in sets for fault in entry(images.name).faults],
     )
 
@@ -197,6 +197,13 @@ def _deviations(scored: Sequence[str], parts: _Parts, *, whole: bool) -> list[st
     if there != _OFFICIAL_PER_CLASS * len(classes):
         found.append(f"{there:,} validation images are here, {_OFFICIAL_PER_CLASS * len(classes):,} were published")
     return found
+
+
+def _suffix(known: Validation | None, deviations: Sequence[str]) -> str:
+    """What records add to the protocol's name where the run is not it."""
+    if known is not None and not known.official:
+        return "-standin"
+    return "-like" if deviations else ""
 
 
 def _caption(

@@ -137,7 +137,7 @@ def test_without_validation_imagenetv2_stands_in_and_the_caption_says_so(root: P
     second(root)
     (root / "imagenet-1k").rename(root / "elsewhere")
     suite = natural_adversarial_suite("natural-adversarial", root)
-    assert suite.protocol == "official-like"
+    assert suite.protocol == "official-standin"
     assert "ImageNetV2 matched-frequency stands in for ImageNet validation" in suite.caption
     assert len(named(suite, "imagenet-o-id")) == 28
     assert not (ids(suite.fit) | ids(suite.calibration)) & ids(named(suite, "imagenet-o-id"))

@@ -1,0 +1,133 @@
+from pathlib import Path
+
+import pytest
+
+from ood_toolkit.benchmarks.imagenet import Learning
+from ood_toolkit.benchmarks.imagenet_suites import (
+    canonical_name,
+    default_suite,
+    imagenet_suite,
+    imagenet_suites,
+    reference_lines,
+    require_imagenet_classes,
+)
+from ood_toolkit.datasets.classes import class_list, validation_labels
+from ood_toolkit.records import Record
+
+RENDERED = list(class_list("imagenet_r"))[:2]
+
+
+def touch(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for wnid in RENDERED:
+        index = class_list("imagenet1k")[wnid]
+        numbers = [number for number, label in enumerate(validation_labels(), 1) if label == index][:10]
+        for number in numbers:
+            touch(tmp_path / f"imagenet-1k/val/ILSVRC2012_val_{number:08d}.JPEG")
+        touch(tmp_path / f"imagenet-r/{wnid}/art_0.jpg")
+        touch(tmp_path / f"imagenet-c/blur/defocus_blur/3/{wnid}/a.JPEG")
+        touch(tmp_path / f"imagenet-c/blur/defocus_blur/4/{wnid}/a.JPEG")
+        touch(tmp_path / f"imagenet-v2-matched-frequency/{index}/a.jpeg")
+    return tmp_path
+
+
+def test_a_shifted_set_is_scored_beside_validation_images_of_its_classes(root: Path):
+    suite = imagenet_suite("imagenet_r", root, learning=Learning(source="validation"))
+    assert [(task.kind, task.dataset, len(task.id)) for task in suite.tasks] == [
+        ("misclassification", "imagenet-r", 2),
+        ("misclassification", "imagenet-1k", 14),
+        ("calibration", "imagenet-r", 2),
+        ("calibration", "imagenet-1k", 14),
+    ]
+    assert all(task.mask is not None and len(task.mask.classes) == 200 for task in suite.tasks)
+    assert suite.protocol == "masked"
+    whole = imagenet_suite("imagenet-r", root, protocol="full-1000way")
+    assert all(task.mask is None for task in whole.tasks)
+
+
+def test_one_corruption_at_one_severity_is_a_suite(root: Path):
+    suite = imagenet_suite("imagenet-c-blur/defocus_blur/3", root)
+    assert suite.name == "imagenet-c-blur/defocus_blur/3"
+    assert len(suite.tasks[0].id) == 2
+    with pytest.raises(ValueError, match="say which corruption and severity"):
+        imagenet_suite("imagenet-c-blur", root)
+
+
+def test_imagenetv2_is_not_learned_from_where_it_is_scored(root: Path):
+    suite = imagenet_suite("imagenet-v2-matched-frequency", root)
+    assert suite.fit is not None
+    assert suite.fit.images.name == "imagenet-1k"
+
+
+def test_every_suite_has_one_name_and_a_near_miss_is_answered(root: Path, tmp_path: Path):
+    assert len(set(imagenet_suites())) == len(imagenet_suites())
+    assert canonical_name("imagenet_a_clean") == "imagenet-a+clean"
+    assert canonical_name("natural_adversarial") == "natural-adversarial"
+    with pytest.raises(ValueError, match=r"no suite is named 'openood-imagnet'; did you mean 'openood-imagenet'\?"):
+        canonical_name("openood-imagnet")
+    with pytest.raises(ValueError, match=r"needs --data-root DIR \(or \$OOD_DATA_ROOT\)"):
+        imagenet_suite("imagenet-a", None)
+    with pytest.raises(ValueError, match="is about ImageNet-A and ImageNet-O, not 'imagenet-r'"):
+        imagenet_suite("imagenet-r", root, protocol="vim-1000way")
+    with pytest.raises(ValueError, match="is no folder"):
+        imagenet_suite("imagenet-r", tmp_path / "nowhere")
+
+
+def test_the_default_is_the_real_benchmark_as_soon_as_its_data_is_there(root: Path):
+    assert default_suite(None)[0] == "digits"
+    name, line = default_suite(root)
+    assert name == "digits"
+    assert "ood-bench data get imagenet-a imagenet-o" in line
+    for name in ("imagenet-a", "imagenet-o"):
+        wnid = next(iter(class_list(name.replace("-", "_"))))
+        touch(root / name / wnid / "a.jpg")
+    assert default_suite(root) == ("natural-adversarial", "")
+
+
+def test_a_model_of_other_classes_is_refused():
+    require_imagenet_classes("m", 1000)
+    with pytest.raises(ValueError, match="m has 10 classes; the ImageNet suites need the 1000"):
+        require_imagenet_classes("m", 10)
+
+
+def accuracy(dataset: str, value: float, **changes: str) -> Record:
+    facts = {"protocol": "official", "mask": "imagenet-a:200", "suite": "natural-adversarial", "metric": "accuracy"}
+    return Record(
+        task="calibration",
+        dataset=dataset,
+        model="timm:tf_efficientnet_lite0.in1k",
+        method="none",
+        value=value,
+        positives=7500,
+        **{**facts, **changes},  # pyright: ignore
+    )
+
+
+def test_published_numbers_stand_beside_measured_ones_where_they_mean_the_same():
+    lines, warnings = reference_lines([accuracy("imagenet-a", 0.0305), accuracy("imagenet-a-clean", 0.95)])
+    assert lines[0] == "timm reports 3.05% for tf_efficientnet_lite0.in1k on imagenet-a; measured 3.05%"
+    assert len(lines) == 2
+    assert len(warnings) == 1
+    assert "imagenet-a-clean" in warnings[0]
+    others = [
+        accuracy("imagenet-a-clean", 0.5, protocol="official-standin"),
+        accuracy("imagenet-a", 0.5, mask=""),
+        accuracy("imagenet-a+clean", 0.5),
+        accuracy("imagenet-a", 0.5, metric="ece"),
+    ]
+    assert reference_lines(others) == ([], [])
+    near = Record(
+        suite="openood-imagenet",
+        task="anomaly",
+        dataset="near-ood",
+        model="torchvision:resnet50",
+        method="msp",
+        metric="auroc",
+        value=0.75,
+    )
+    assert reference_lines([near])[0] == ["OpenOOD 1.5 reports 76.02% for msp on near-ood; measured 75.00%"]
