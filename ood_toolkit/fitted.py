@@ -27,6 +27,8 @@ class Fitted(nn.Module):
     """Authors, title, venue, year, identifier."""
     cite: ClassVar[str] = ""
     """Key of the paper in `references.bib`."""
+    equation: ClassVar[str] = ""
+    """What is computed, on one line, in the letters of `docs/methods.md`."""
     _learned: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:

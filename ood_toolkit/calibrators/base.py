@@ -47,6 +47,7 @@ class Identity(Calibrator):
     """The softmax itself: the uncalibrated row of every table."""
 
     name = "none"
+    equation = "softmax(z)"
     preserves_argmax = True
 
     def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:

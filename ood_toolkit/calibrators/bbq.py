@@ -25,6 +25,7 @@ class BBQCalibrator(TopLabelCalibrator):
     name = "bbq"
     paper = "Naeini et al., Obtaining Well Calibrated Probabilities Using Bayesian Binning, AAAI 2015"
     cite = "naeini2015obtaining"
+    equation = "g(p) = Σ_B w_B (share of right rows in the bin of p among B bins)"
     family = "binning"
     positions: Float[Tensor, " K"]
     values: Float[Tensor, " K"]

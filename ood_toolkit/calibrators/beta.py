@@ -23,6 +23,7 @@ class BetaCalibrator(TopLabelCalibrator):
     name = "beta"
     paper = "Kull et al., Beta calibration, AISTATS 2017 (parametrisation abm)"
     cite = "kull2017beta"
+    equation = "g(p) = σ(a log p − b log(1 − p) + c)"
     weights: Float[Tensor, "3"]
 
     def __init__(self, prior_count: float = 0.0) -> None:

@@ -24,6 +24,7 @@ class PoolThenCalibrateEnsemble(EnsemblePool):
     name = "pool_then_calibrate"
     paper = "Rahaman and Thiery, Uncertainty Quantification and Deep Ensembles, NeurIPS 2021, arXiv:2007.08792"
     cite = "rahaman2021uncertainty"
+    equation = "calibrator(log pool(z_1, …, z_M))"
 
     def __init__(self, pool: str = "mean_probability", calibrator: str = "temperature") -> None:
         super().__init__()
@@ -57,6 +58,7 @@ class CalibrateThenPoolEnsemble(EnsemblePool):
     name = "calibrate_then_pool"
     paper = "Rahaman and Thiery, Uncertainty Quantification and Deep Ensembles, NeurIPS 2021, arXiv:2007.08792"
     cite = "rahaman2021uncertainty"
+    equation = "pool(log calibrator_1(z_1), …, log calibrator_M(z_M))"
 
     def __init__(self, pool: str = "mean_probability", calibrator: str = "temperature") -> None:
         super().__init__()

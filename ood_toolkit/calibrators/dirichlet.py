@@ -16,6 +16,7 @@ class DirichletCalibrator(MatrixCalibrator):
     name = "dirichlet"
     paper = "Kull et al., Beyond temperature scaling, NeurIPS 2019, arXiv:1910.12656, eq. 3 and section 4"
     cite = "kull2019dirichlet"
+    equation = "softmax(W log p + b)"
 
     def _inputs(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
         return logits.log_softmax(dim=-1)

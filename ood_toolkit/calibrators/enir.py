@@ -27,6 +27,7 @@ class ENIRCalibrator(TopLabelCalibrator):
         "ICDM 2016, arXiv:1511.05191"
     )
     cite = "naeini2016enir"
+    equation = "g(p) = Σ_λ w_λ g_λ(p), g_λ the near-isotonic regression with penalty λ"
     family = "isotonic"
     positions: Float[Tensor, " K"]
     values: Float[Tensor, " K"]

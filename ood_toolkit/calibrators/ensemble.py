@@ -35,6 +35,7 @@ class MeanProbabilityEnsemble(EnsemblePool):
         "NeurIPS 2017, arXiv:1612.01474, section 2.4"
     )
     cite = "lakshminarayanan2017ensembles"
+    equation = "(1/M) Σ_m softmax(z_m)"
 
     def forward(self, member_logits: Float[Tensor, "M N C"]) -> Float[Tensor, "N C"]:
         """(N, C) logarithm of the mean probability."""
@@ -52,6 +53,7 @@ class MeanLogitEnsemble(EnsemblePool):
     name = "mean_logit"
     paper = "Hinton, Training Products of Experts by Minimizing Contrastive Divergence, Neural Computation 2002, eq. 1"
     cite = "hinton2002products"
+    equation = "softmax((1/M) Σ_m z_m)"
 
     def forward(self, member_logits: Float[Tensor, "M N C"]) -> Float[Tensor, "N C"]:
         """(N, C) log-softmax of the mean logit."""
@@ -68,6 +70,7 @@ class GeometricMeanEnsemble(EnsemblePool):
     name = "geometric_mean"
     paper = "Genest and Zidek, Combining Probability Distributions, Statistical Science 1986 (the logarithmic pool)"
     cite = "genest1986combining"
+    equation = "p_c ∝ exp((1/M) Σ_m log softmax_c(z_m))"
 
     def forward(self, member_logits: Float[Tensor, "M N C"]) -> Float[Tensor, "N C"]:
         """(N, C) normalised mean of the log-probabilities."""
@@ -92,6 +95,7 @@ class MajorityVoteEnsemble(EnsemblePool):
     name = "majority_vote"
     paper = "Hansen and Salamon, Neural Network Ensembles, TPAMI 1990"
     cite = "hansen1990ensembles"
+    equation = "p_c ∝ #{m : argmax z_m = c} + soft_vote · (1/M) Σ_m softmax_c(z_m)"
 
     def __init__(self, soft_vote: float = 0.01) -> None:
         super().__init__()

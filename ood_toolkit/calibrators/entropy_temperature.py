@@ -29,6 +29,7 @@ class EntropyTemperatureCalibrator(RowTemperatureCalibrator):
         "and Applications 2024, arXiv:2208.00461 (HTS)"
     )
     cite = "balanya2024adaptive"
+    equation = "softmax(z / T) with T = softplus(w log(H(p) / log C) + b)"
 
     def __init__(self, loss: Loss = "nll", decay: float = 0.0) -> None:
         super().__init__()

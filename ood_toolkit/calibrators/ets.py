@@ -27,6 +27,7 @@ class ETSCalibrator(Calibrator):
     name = "ets"
     paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329, eq. 6"
     cite = "zhang2020mix"
+    equation = "w₁ softmax(z / T) + w₂ softmax(z) + w₃ / C"
     family = "composition"
     preserves_argmax = True
     temperature: Float[Tensor, ""]

@@ -66,6 +66,7 @@ class HistogramCalibrator(TopLabelCalibrator):
         "Classifiers, ICML 2001"
     )
     cite = "zadrozny2001obtaining"
+    equation = "g(p) = share of right rows in the bin of p"
     family = "binning"
     edges: Float[Tensor, " B-1"]
     values: Float[Tensor, " B"]

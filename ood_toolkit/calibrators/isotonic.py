@@ -90,6 +90,7 @@ class TopLabelIsotonicCalibrator(TopLabelCalibrator):
         "Zadrozny and Elkan, Transforming Classifier Scores into Accurate Multiclass Probability Estimates, KDD 2002"
     )
     cite = "zadrozny2002transforming"
+    equation = "g(p) = isotonic regression of [right] on p"
     family = "isotonic"
     positions: Float[Tensor, " K"]
     values: Float[Tensor, " K"]
@@ -119,6 +120,7 @@ class IsotonicCalibrator(Calibrator):
         "Zadrozny and Elkan, Transforming Classifier Scores into Accurate Multiclass Probability Estimates, KDD 2002"
     )
     cite = "zadrozny2002transforming"
+    equation = "p′_c ∝ g_c(p_c), g_c the isotonic regression of [label = c] on p_c"
     family = "isotonic"
     positions: Float[Tensor, "C K"]
     """Every class's knots, ascending; a shorter row repeats its last."""
@@ -169,6 +171,7 @@ class IRMCalibrator(Calibrator):
     name = "irm"
     paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329, section 3.2 (IRM)"
     cite = "zhang2020mix"
+    equation = "p′_c ∝ g(p_c), g the isotonic regression of all pairs (p_c, [label = c]) together"
     family = "isotonic"
     preserves_argmax = True
     positions: Float[Tensor, " K"]

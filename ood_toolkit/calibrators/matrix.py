@@ -36,6 +36,7 @@ class MatrixCalibrator(Calibrator):
         "Beyond temperature scaling, NeurIPS 2019, arXiv:1910.12656, section 4"
     )
     cite = "kull2019dirichlet"
+    equation = "softmax(W z + b)"
     weight: Float[Tensor, "C C"]
     bias: Float[Tensor, " C"]
 

@@ -23,6 +23,7 @@ class MixNMatchCalibrator(Calibrator):
     name = "mix_n_match"
     paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329, section 3.3"
     cite = "zhang2020mix"
+    equation = "nonparametric(log parametric(z))"
     family = "composition"
 
     def __init__(self, parametric: str = "temperature", nonparametric: str = "irm") -> None:

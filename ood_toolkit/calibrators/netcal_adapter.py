@@ -53,6 +53,7 @@ class NetcalCalibrator(Calibrator):
     name = "netcal"
     paper = "Küppers et al., Multivariate Confidence Calibration for Object Detection, CVPR Workshops 2020 (netcal)"
     cite = "kueppers2020multivariate"
+    equation = "the map of the named class of netcal"
     family = "binning"
     default_method: ClassVar[str] = "HistogramBinning"
     positions: Float[Tensor, " K"]

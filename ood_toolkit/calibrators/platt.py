@@ -26,6 +26,7 @@ class PlattCalibrator(Calibrator):
     name = "platt"
     paper = "Platt, Probabilistic Outputs for Support Vector Machines, Advances in Large Margin Classifiers 1999"
     cite = "platt1999probabilistic"
+    equation = "p′_c ∝ σ(a_c log(p_c / (1 − p_c)) + b_c)"
     slopes: Float[Tensor, " C"]
     offsets: Float[Tensor, " C"]
 

@@ -29,6 +29,7 @@ class PooledTemperatureEnsemble(EnsemblePool):
     name = "pooled_temperature"
     paper = "Rahaman and Thiery, Uncertainty Quantification and Deep Ensembles, NeurIPS 2021, arXiv:2007.08792"
     cite = "rahaman2021uncertainty"
+    equation = "(1/M) Σ_m softmax(z_m / T)"
     temperature: Float[Tensor, ""]
     nll_before: Float[Tensor, ""]
     nll_after: Float[Tensor, ""]

@@ -29,6 +29,7 @@ class PriorShiftCalibrator(Calibrator):
         "eqs. 4 and 9; Alexandari et al., ICML 2020, arXiv:1901.06852"
     )
     cite = "saerens2002adjusting"
+    equation = "p′_c ∝ p_c q_c / π_c"
     family = "prior"
     source_prior: Float[Tensor, " C"]
     target_prior: Float[Tensor, " C"]

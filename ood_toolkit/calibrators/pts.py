@@ -32,6 +32,7 @@ class PTSCalibrator(RowTemperatureCalibrator):
         "Calibration, ECCV 2022, arXiv:2102.12182, eqs. 6 to 8"
     )
     cite = "tomani2022parameterized"
+    equation = "softmax(z / T) with T = |network(k largest logits, sorted)|"
     centre: Float[Tensor, " F"]
     spread: Float[Tensor, " F"]
 

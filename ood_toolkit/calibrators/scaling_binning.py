@@ -27,6 +27,7 @@ class ScalingBinningCalibrator(TopLabelCalibrator):
     name = "scaling_binning"
     paper = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, arXiv:1909.10155, algorithm 1"
     cite = "kumar2019verified"
+    equation = "g(p) = mean of σ(a log(p / (1 − p)) + b) over the held-out rows in its bin"
     family = "binning"
     weights: Float[Tensor, "2"]
     edges: Float[Tensor, " B-1"]

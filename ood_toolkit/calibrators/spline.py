@@ -25,6 +25,7 @@ class SplineCalibrator(TopLabelCalibrator):
     name = "spline"
     paper = "Gupta et al., Calibration of Neural Networks using Splines, ICLR 2021, arXiv:2006.12800"
     cite = "gupta2021splines"
+    equation = "g(p) = p + s′(t), t the rank of p, s the spline through the accumulated right − p"
     family = "scaling"
     positions: Float[Tensor, " K"]
     values: Float[Tensor, " K"]

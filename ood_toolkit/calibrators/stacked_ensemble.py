@@ -21,6 +21,7 @@ class StackedProbabilityEnsemble(EnsemblePool):
     name = "stacked_probability"
     paper = "Wolpert, Stacked Generalization, Neural Networks 1992; for densities: Smyth and Wolpert, NeurIPS 1997"
     cite = "wolpert1992stacked"
+    equation = "Σ_m w_m softmax(z_m)"
     weights: Float[Tensor, " M"]
 
     def fit(self, member_logits: Float[Tensor, "M N C"], labels: Int[Tensor, " N"]) -> Self:

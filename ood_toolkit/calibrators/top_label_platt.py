@@ -28,6 +28,7 @@ class TopLabelPlattCalibrator(TopLabelCalibrator):
         "top label: Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, arXiv:1909.10155"
     )
     cite = "platt1999probabilistic"
+    equation = "g(p) = σ(a log(p / (1 − p)) + b)"
     weights: Float[Tensor, "2"]
 
     def __init__(self, prior_count: float = 1.0) -> None:

@@ -148,6 +148,10 @@ class AdaSCALEADetector(AdaptiveScaling):
     """
 
     name = "adascale_a"
+    equation = (
+        "−log Σ_c exp(z′_c) with z′ = exp(s₁/s₂) (z − b) + b, the percentile of s₂ being p_min + (1 − F(Q′)) (p_max "
+        "− p_min)"
+    )
 
     def scaled_logits(self, outputs: Outputs, ratio: Float[Tensor, "N 1"]) -> Float[Tensor, "N C"]:
         """The head's logits for the features times `exp(s₁ / s₂)`."""
@@ -174,6 +178,7 @@ class AdaSCALELDetector(AdaptiveScaling):
     """
 
     name = "adascale_l"
+    equation = "−log Σ_c exp((s₁/s₂)² z_c), the percentile of s₂ being p_min + (1 − F(Q′)) (p_max − p_min)"
 
     def scaled_logits(self, outputs: Outputs, ratio: Float[Tensor, "N 1"]) -> Float[Tensor, "N C"]:
         """The logits times `(s₁ / s₂)²`."""

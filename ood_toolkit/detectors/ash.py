@@ -82,6 +82,7 @@ class ASHPDetector(ActivationShaping):
     """
 
     name = "ash_p"
+    equation = "S(W g + b) with g_d = f_d for the k largest, k = D − round(D p / 100), else 0"
 
     def __init__(self, percentile: float = 60.0, score: str = "energy") -> None:
         super().__init__(percentile, score)
@@ -102,6 +103,7 @@ class ASHBDetector(ActivationShaping):
     """
 
     name = "ash_b"
+    equation = "S(W g + b) with g_d = s₁ / k for the k largest f_d, k = D − round(D p / 100), else 0"
 
     def __init__(self, percentile: float = 65.0, score: str = "energy") -> None:
         super().__init__(percentile, score)
@@ -126,6 +128,7 @@ class ASHSDetector(ActivationShaping):
     """
 
     name = "ash_s"
+    equation = "S(W g + b) with g_d = exp(s₁/s₂) f_d for the k largest, k = D − round(D p / 100), else 0"
 
     def __init__(self, percentile: float = 90.0, score: str = "energy") -> None:
         super().__init__(percentile, score)

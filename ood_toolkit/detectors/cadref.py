@@ -39,6 +39,7 @@ class CARefDetector(Detector):
     name = "caref"
     paper = _PAPER
     cite = "ling2025cadref"
+    equation = "‖f − μ_y‖₁ / ‖f‖₁"
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
@@ -77,6 +78,7 @@ class CADRefDetector(Detector):
     name = "cadref"
     paper = _PAPER
     cite = "ling2025cadref"
+    equation = "(E_p / S(x) + E_n / S̄) / ‖f‖₁ with E_p = Σ_d relu(s_d), E_n = Σ_d relu(−s_d), s = (f − μ_y) ⊙ sign(w_y)"
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"

@@ -38,6 +38,7 @@ class CFOODDetector(Detector):
         "Angiulli, Fassetti and Zupi, CF-OOD: Concentration-Free Density Estimation for Reliable OOD Detection, 2026"
     )
     cite = "angiulli2026cfood"
+    equation = "min {κ : #{i : f is among the κ n nearest of f_i} ≥ fraction · n}, n reference rows of unit length"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(αND)"

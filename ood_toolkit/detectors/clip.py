@@ -75,6 +75,7 @@ class MCMDetector(ZeroShotDetector):
     name = "mcm"
     paper = _MCM
     cite = "ming2022mcm"
+    equation = "1 − max_c softmax_c(cos(f, t) / τ)"
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -96,6 +97,7 @@ class ClipCosineDetector(ZeroShotDetector):
     name = "clip_cosine"
     paper = _MCM
     cite = "ming2022mcm"
+    equation = "−max_c cos(f, t_c)"
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) in [−1, 1]; higher = more out-of-distribution."""
@@ -114,6 +116,7 @@ class ClipEnergyDetector(ZeroShotDetector):
     name = "clip_energy"
     paper = _MCM
     cite = "ming2022mcm"
+    equation = "−τ log Σ_c exp(cos(f, t_c) / τ)"
 
     def __init__(self, temperature: float = 0.01) -> None:
         super().__init__()
@@ -136,6 +139,7 @@ class ClipEntropyDetector(ZeroShotDetector):
     name = "clip_entropy"
     paper = _MCM
     cite = "ming2022mcm"
+    equation = "H(softmax(cos(f, t) / τ))"
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -167,6 +171,7 @@ class GLMCMDetector(ZeroShotDetector):
         "IJCV 2025, arXiv:2304.04521"
     )
     cite = "miyai2025glmcm"
+    equation = "m(f) + λ min_i m(f_i) over patches i, with m(f) = 1 − max_c softmax_c(cos(f, t) / τ)"
     reads = frozenset({"features", "local_mcm"})
     taps = ("local_mcm",)
 

@@ -31,6 +31,7 @@ class MaxCosineDetector(Detector):
         "arXiv:1905.10628"
     )
     cite = "techapanurak2020hyperparameter"
+    equation = "1 − max_c cos(f, μ_c)"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(C·D)"
@@ -71,6 +72,7 @@ class RelativeCosineDetector(Detector):
         "arXiv:2306.00826"
     )
     cite = "bitterwolf2023ninco"
+    equation = "1 − max_c softmax_c(cos(f, μ) / T)"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(C·D)"

@@ -38,6 +38,7 @@ class DICEDetector(Rectifier):
     name = "dice"
     paper = "Sun and Li, DICE: Leveraging Sparsification for Out-of-Distribution Detection, ECCV 2022, arXiv:2111.09805"
     cite = "sun2022dice"
+    equation = "S((M ⊙ W) f + b) with M_cd = 1 where w_cd E[f_d] exceeds the p-th percentile of all, else 0"
     needs = "train"
 
     def __init__(self, percentile: float = 90.0, score: str = "energy") -> None:

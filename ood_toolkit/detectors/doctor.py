@@ -41,6 +41,7 @@ class DoctorAlphaDetector(Detector):
     name = "doctor_alpha"
     paper = _PAPER
     cite = "granese2021doctor"
+    equation = "(1 − g) / g with g = Σ_c p_c²"
     family = "logits"
     reads = frozenset({"logits"})
     cost = "O(C)"
@@ -66,6 +67,7 @@ class DoctorBetaDetector(Detector):
     name = "doctor_beta"
     paper = _PAPER
     cite = "granese2021doctor"
+    equation = "(1 − p_y) / p_y"
     family = "logits"
     reads = frozenset({"logits"})
     cost = "O(C)"

@@ -27,6 +27,7 @@ class EnergyDetector(Detector):
     name = "energy"
     paper = "Liu et al., Energy-based Out-of-distribution Detection, NeurIPS 2020, arXiv:2010.03759"
     cite = "liu2020energy"
+    equation = "−T log Σ_c exp(z_c / T)"
     family = "logits"
     reads = frozenset({"logits"})
     needs_offset = True

@@ -30,6 +30,7 @@ class EntropyDetector(Detector):
         "Networks, ICLR 2017, arXiv:1610.02136"
     )
     cite = "hendrycks2017baseline"
+    equation = "−Σ_c p_c log p_c"
     family = "logits"
     reads = frozenset({"logits"})
     cost = "O(C)"

@@ -43,6 +43,7 @@ class FDBDDetector(Detector):
     name = "fdbd"
     paper = "Liu and Qin, Fast Decision Boundary based Out-of-Distribution Detector, ICML 2024, arXiv:2312.11536"
     cite = "liu2024fdbd"
+    equation = "−(1/(C − 1)) Σ_{c ≠ y} (z_y − z_c) / ‖w_y − w_c‖₂ / ‖f − μ‖₂"
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"

@@ -32,6 +32,7 @@ class GENDetector(Detector):
     name = "gen"
     paper = "Liu et al., GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection, CVPR 2023"
     cite = "liu2023gen"
+    equation = "Σ_{i ≤ M} p₍ᵢ₎^γ (1 − p₍ᵢ₎)^γ over the M largest probabilities"
     family = "logits"
     reads = frozenset({"logits"})
     cost = "O(C)"

@@ -39,6 +39,7 @@ class GMMDetector(Detector):
     name = "gmm"
     paper = "Mukhoti et al., Deep Deterministic Uncertainty: A New Simple Baseline, CVPR 2023, arXiv:2102.11582"
     cite = "mukhoti2023deep"
+    equation = "−log Σ_c π_c N(f; μ_c, Σ_c)"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(C·dim²)"

@@ -36,6 +36,7 @@ class GradNormDetector(Detector):
         "arXiv:2110.00218"
     )
     cite = "huang2021gradnorm"
+    equation = "−‖f‖₁ ‖p − 1/C‖₁ / T"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 
@@ -68,6 +69,7 @@ class GradUncertaintyDetector(Detector):
     name = "graduncertainty"
     paper = "Lee and AlRegib, Gradients as a Measure of Uncertainty in Neural Networks, ICIP 2020, arXiv:2008.08030"
     cite = "lee2020gradients"
+    equation = "−(‖f‖₂² + 1) ‖C p − 1‖₂²"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 

@@ -71,6 +71,10 @@ class GramDetector(Detector):
         "ICML 2020, arXiv:1912.12510"
     )
     cite = "sastry2020gram"
+    equation = (
+        "Σ_l δ_l / E[δ_l] with δ_l = Σ (relu(low − v) / |low| + relu(v − high) / |high|) / p_y over channels and "
+        "orders v"
+    )
     family = "layers"
     needs = "train"
     reads = frozenset({"logits", "taps"})

@@ -39,6 +39,7 @@ class GROODDetector(Detector):
     name = "grood"
     paper = "ElAraby et al., GROOD: GRadient-Aware Out-of-Distribution Detection, TMLR 2025, arXiv:2312.14427"
     cite = "elaraby2025grood"
+    equation = "min_i ‖g(f) − g(f_i)‖₂ with g(f) = q(f) (f − P) / ‖f − P‖₂"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(ND + CD)"

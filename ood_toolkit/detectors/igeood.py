@@ -48,6 +48,7 @@ class IgeoodDetector(Detector):
         "arXiv:2203.07798"
     )
     cite = "dadalto2022igeood"
+    equation = "−Σ_k 2 arccos Σ_c √(p_c μ_kc)"
     family = "logits"
     needs = "train"
     reads = frozenset({"logits"})

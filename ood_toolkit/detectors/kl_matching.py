@@ -34,6 +34,7 @@ class KLMatchingDetector(Detector):
         "Hendrycks et al., Scaling Out-of-Distribution Detection for Real-World Settings, ICML 2022, arXiv:1911.11132"
     )
     cite = "hendrycks2022scaling"
+    equation = "min_k KL(p ‖ d_k) with d_k = E[p | y = k]"
     family = "logits"
     needs = "train"
     reads = frozenset({"logits"})

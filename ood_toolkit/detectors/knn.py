@@ -29,6 +29,7 @@ class KNNDetector(Detector):
     name = "knn"
     paper = "Sun et al., Out-of-Distribution Detection with Deep Nearest Neighbors, ICML 2022, arXiv:2204.06507"
     cite = "sun2022out"
+    equation = "‖f̂ − f̂₍ₖ₎‖₂, f̂₍ₖ₎ being the k-th nearest training row"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(N·D)"

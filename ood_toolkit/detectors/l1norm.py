@@ -23,6 +23,7 @@ class L1NormDetector(Detector):
         "arXiv:2110.00218"
     )
     cite = "huang2021gradnorm"
+    equation = "−‖f‖₁"
     family = "features"
     reads = frozenset({"features"})
     cost = "O(D)"

@@ -30,6 +30,7 @@ class LTSDetector(Rectifier):
         "arXiv:2409.01175"
     )
     cite = "djurisic2025lts"
+    equation = "S(z (s₁/s₂)^power)"
     needs = "nothing"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"

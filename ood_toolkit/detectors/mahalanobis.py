@@ -41,6 +41,7 @@ class MahalanobisDetector(Detector):
         "NeurIPS 2018, arXiv:1807.03888"
     )
     cite = "lee2018simple"
+    equation = "min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(D² + C·D)"
@@ -91,6 +92,7 @@ class RMDSDetector(MahalanobisDetector):
     name = "rmds"
     paper = "Ren et al., A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection, 2021, arXiv:2106.09022"
     cite = "ren2021simple"
+    equation = "min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c) − (f − μ)ᵀ Σ₀⁻¹ (f − μ)"
 
     background: Float[Tensor, "D R0"]
 
@@ -132,6 +134,7 @@ class MahalanobisPPDetector(MahalanobisDetector):
         "Müller and Hein, Mahalanobis++: Improving OOD Detection via Feature Normalization, ICML 2025, arXiv:2505.18032"
     )
     cite = "muller2025mahalanobis"
+    equation = "min_c (f̂ − μ_c)ᵀ Σ⁻¹ (f̂ − μ_c)"
 
     def represent(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """Features of unit Euclidean length, in float64."""
@@ -152,6 +155,7 @@ class RMDSPPDetector(RMDSDetector):
     name = "rmds_pp"
     paper = MahalanobisPPDetector.paper
     cite = MahalanobisPPDetector.cite
+    equation = "min_c (f̂ − μ_c)ᵀ Σ⁻¹ (f̂ − μ_c) − (f̂ − μ)ᵀ Σ₀⁻¹ (f̂ − μ)"
 
     def represent(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """Features of unit Euclidean length, in float64."""

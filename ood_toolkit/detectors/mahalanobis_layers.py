@@ -40,6 +40,7 @@ class MahalanobisLayersDetector(Detector):
         "NeurIPS 2018, arXiv:1807.03888"
     )
     cite = "lee2018simple"
+    equation = "Σ_l α_l min_c (f_l − μ_lc)ᵀ Σ_l⁻¹ (f_l − μ_lc)"
     family = "layers"
     needs = "train"
     reads = frozenset({"taps"})

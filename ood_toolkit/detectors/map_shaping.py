@@ -52,6 +52,7 @@ class ASHPMapDetector(MapShaping):
 
     name = "ash_p_map"
     paper, cite = ActivationShaping.paper, ActivationShaping.cite
+    equation = "S(W g + b) with g the positional mean of the map, all but its k largest numbers set to 0"
 
     def __init__(self, percentile: float = 60.0, score: str = "energy") -> None:
         super().__init__(score)
@@ -72,6 +73,7 @@ class ASHBMapDetector(MapShaping):
 
     name = "ash_b_map"
     paper, cite = ActivationShaping.paper, ActivationShaping.cite
+    equation = "S(W g + b) with g the positional mean of the map, its k largest numbers set to s₁ / k, the rest to 0"
 
     def __init__(self, percentile: float = 65.0, score: str = "energy") -> None:
         super().__init__(score)
@@ -92,6 +94,7 @@ class ASHSMapDetector(MapShaping):
 
     name = "ash_s_map"
     paper, cite = ActivationShaping.paper, ActivationShaping.cite
+    equation = "S(W g + b) with g the positional mean of the map, its k largest numbers times exp(s₁/s₂), the rest 0"
 
     def __init__(self, percentile: float = 90.0, score: str = "energy") -> None:
         super().__init__(score)
@@ -112,6 +115,7 @@ class SCALEMapDetector(MapShaping):
 
     name = "scale_map"
     paper, cite = SCALEDetector.paper, SCALEDetector.cite
+    equation = "S(W g + b) with g the positional mean of the map times exp(s₁/s₂)"
 
     def __init__(self, percentile: float = 85.0, score: str = "energy") -> None:
         super().__init__(score)
@@ -132,6 +136,7 @@ class ReActMapDetector(MapShaping):
 
     name = "react_map"
     paper, cite = ReActDetector.paper, ReActDetector.cite
+    equation = "S(W g + b) with g the positional mean of min(map, c)"
     parameter = "threshold"
 
     def __init__(self, threshold: float = 1.0, score: str = "energy") -> None:

@@ -25,6 +25,7 @@ class MarginDetector(Detector):
     name = "margin"
     paper = "Scheffer et al., Active Hidden Markov Models for Information Extraction, IDA 2001"
     cite = "scheffer2001active"
+    equation = "1 − (p₍₁₎ − p₍₂₎)"
     family = "logits"
     reads = frozenset({"logits"})
     cost = "O(C)"
@@ -48,6 +49,7 @@ class LogitMarginDetector(Detector):
         "as used by Cattelan and Silva, UAI 2024, arXiv:2305.15508"
     )
     cite = "streeter2018approximation"
+    equation = "−(z₍₁₎ − z₍₂₎)"
     family = "logits"
     reads = frozenset({"logits"})
     cost = "O(C)"

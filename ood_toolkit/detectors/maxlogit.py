@@ -21,6 +21,7 @@ class MaxLogitDetector(Detector):
         "Hendrycks et al., Scaling Out-of-Distribution Detection for Real-World Settings, ICML 2022, arXiv:1911.11132"
     )
     cite = "hendrycks2022scaling"
+    equation = "−max_c z_c"
     family = "logits"
     reads = frozenset({"logits"})
     cost = "O(C)"

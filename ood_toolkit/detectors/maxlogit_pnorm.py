@@ -51,6 +51,7 @@ class MaxLogitPNormDetector(Detector):
         "Classification with Deep Neural Networks, UAI 2024, arXiv:2305.15508"
     )
     cite = "cattelan2024fix"
+    equation = "−max_c z̃_c / ‖z̃‖_p with z̃ = z − mean(z)"
     family = "logits"
     needs = "train"
     reads = frozenset({"logits"})

@@ -33,6 +33,7 @@ class MSPDetector(Detector):
         "Networks, ICLR 2017, arXiv:1610.02136"
     )
     cite = "hendrycks2017baseline"
+    equation = "1 − max_c p_c"
     family = "logits"
     reads = frozenset({"logits"})
     cost = "O(C)"

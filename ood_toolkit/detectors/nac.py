@@ -45,6 +45,7 @@ class NACDetector(Detector):
         "ICLR 2024, arXiv:2306.02879"
     )
     cite = "liu2024nac"
+    equation = "−(1/D) Σ_d Φ_d(σ(α f_d ∂KL(u ‖ p)/∂f_d)) with Φ_d = min(training rows in the interval / O*, 1)"
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(CD)"

@@ -29,6 +29,7 @@ class NCIDetector(Detector):
         "Liu and Qin, Detecting Out-of-Distribution through the Lens of Neural Collapse, CVPR 2025, arXiv:2311.01479"
     )
     cite = "liu2025nci"
+    equation = "−(w_y · (f − μ) / ‖f − μ‖₂ + α ‖f‖₁)"
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"

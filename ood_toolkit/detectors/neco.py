@@ -32,6 +32,7 @@ class NECODetector(Detector):
     name = "neco"
     paper = "Ben Ammar et al., NECO: NEural Collapse Based Out-of-distribution detection, ICLR 2024, arXiv:2310.06823"
     cite = "benammar2024neco"
+    equation = "−max_c z_c ‖P f̃‖₂ / ‖f̃‖₂ with f̃ the feature standardised per dimension"
     needs = "train"
     cost = "O(D·dim + C)"
 

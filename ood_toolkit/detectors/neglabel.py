@@ -48,6 +48,7 @@ class NegLabelDetector(ZeroShotDetector):
         "arXiv:2403.20078"
     )
     cite = "jiang2024neglabel"
+    equation = "(1/G) Σ_g N_g / (N_g + Σ_c exp(cos(f, t_c) / τ)) with N_g = Σ_{j ∈ g} exp(cos(f, n_j) / τ)"
     reads = frozenset({"features", "negative_cosines"})
     cost = "O(CD + M)"
     taps = ("negative_cosines",)
@@ -102,6 +103,7 @@ class OutlierPromptsDetector(ZeroShotDetector):
     name = "outlier_prompts"
     paper = "Fort et al., Exploring the Limits of Out-of-Distribution Detection, NeurIPS 2021, arXiv:2106.03004"
     cite = "fort2021limits"
+    equation = "N / (N + Σ_c exp(cos(f, t_c) / τ)) with N = Σ_j exp(cos(f, o_j) / τ)"
     reads = frozenset({"features", "outlier_cosines"})
     cost = "O(CD + M)"
     taps = ("outlier_cosines",)

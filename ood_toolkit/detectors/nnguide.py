@@ -31,6 +31,7 @@ class NNGuideDetector(Detector):
     name = "nnguide"
     paper = "Park et al., Nearest Neighbor Guidance for Out-of-Distribution Detection, ICCV 2023, arXiv:2309.14888"
     cite = "park2023nnguide"
+    equation = "−E(f) (1/k) Σ_i E(f_i) cos(f, f_i) over the k largest terms, with E = log Σ_c exp(z_c)"
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(ND)"

@@ -59,6 +59,7 @@ class ODINDetector(LiveDetector):
         "ICLR 2018, arXiv:1706.02690"
     )
     cite = "liang2018odin"
+    equation = "1 − max_c softmax_c(z(x̃) / T) with x̃ = x + ε sign(∇ₓ log softmax_y(z(x) / T))"
     cost = "2 forward passes, 1 backward pass"
 
     def __init__(self, temperature: float = 1000.0, eps: float = 0.0014) -> None:

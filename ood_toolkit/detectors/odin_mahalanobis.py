@@ -37,6 +37,7 @@ class ODINMahalanobisDetector(LiveDetector):
         "NeurIPS 2018, arXiv:1807.03888"
     )
     cite = "lee2018simple"
+    equation = "min_c d_c(x̂) with x̂ = x − ε sign(∇ₓ min_c d_c(x)) and d_c as in mahalanobis"
     needs = "train"
     cost = "2 forward passes, 1 backward pass, O(D² + C·D)"
 

@@ -54,6 +54,7 @@ class OpenMaxDetector(Detector):
     name = "openmax"
     paper = "Bendale and Boult, Towards Open Set Deep Networks, CVPR 2016, arXiv:1511.06233"
     cite = "bendale2016openmax"
+    equation = "softmax₀(Σ_i w_i ω_i z₍ᵢ₎, z₍ᵢ₎ (1 − w_i ω_i)) with ω_i = (α + 1 − i) / α for i ≤ α, else 0"
     family = "logits"
     needs = "train"
     reads = frozenset({"logits"})

@@ -51,6 +51,7 @@ class PCADetector(Detector):
     name = "pca"
     paper = "Guan et al., Revisit PCA-based Technique for Out-of-Distribution Detection, ICCV 2023"
     cite = "guan2023revisit"
+    equation = "‖(I − U Uᵀ) (f − μ)‖₂ / ‖f‖₂"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(D·dim)"
@@ -93,6 +94,7 @@ class CoPDetector(Detector):
     name = "cop"
     paper = "Fang et al., Kernel PCA for Out-of-Distribution Detection, NeurIPS 2024, arXiv:2402.02949"
     cite = "fang2024kernel"
+    equation = "‖(I − U Uᵀ) (f̂ − μ)‖₂"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(D·dim)"
@@ -137,6 +139,7 @@ class CoRPDetector(CoPDetector):
     """
 
     name = "corp"
+    equation = "‖(I − U Uᵀ) (φ(f̂) − μ)‖₂ with φ_m(a) = √(2/M) cos(ω_m · a + u_m)"
     cost = "O(M·(D + dim))"
 
     frequencies: Float[Tensor, "D M"]

@@ -42,6 +42,7 @@ class PNMLDetector(Detector):
         "NeurIPS 2021, arXiv:2110.09246"
     )
     cite = "bibas2021pnml"
+    equation = "log Σ_c p_c / (p_c + p_c^κ (1 − p_c)) / log C with κ = h / (1 + h), h = f̂ᵀ (XᵀX)⁺ f̂"
     family = "features"
     needs = "train"
     reads = frozenset({"features"})

@@ -47,6 +47,7 @@ class RankFeatDetector(Detector):
         "arXiv:2209.08590"
     )
     cite = "song2022rankfeat"
+    equation = "−T log Σ_c exp(z̄_c / T), z̄ from the maps X − σ₁ u₁ v₁ᵀ of the last two stages"
     family = "layers"
     needs = "head"
     reads = frozenset({"taps"})

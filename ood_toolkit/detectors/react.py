@@ -28,6 +28,7 @@ class ReActDetector(Rectifier):
         "Sun et al., ReAct: Out-of-distribution Detection With Rectified Activations, NeurIPS 2021, arXiv:2111.12797"
     )
     cite = "sun2021react"
+    equation = "S(W min(f, c) + b)"
     needs = "train"
     threshold: Float[Tensor, ""]
 

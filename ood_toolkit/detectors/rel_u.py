@@ -33,6 +33,7 @@ class RelUDetector(Detector):
         "arXiv:2306.01710"
     )
     cite = "dadalto2024relative"
+    equation = "pᵀ D p with D_ij ∝ relu(λ E[p_i p_j | wrong] − (1 − λ) E[p_i p_j | right]), D_ii = 0"
     family = "logits"
     needs = "train"
     reads = frozenset({"logits"})

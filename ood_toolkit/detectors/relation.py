@@ -37,6 +37,7 @@ class RelationDetector(Detector):
         "NeurIPS 2023, arXiv:2301.12321"
     )
     cite = "kim2023relation"
+    equation = "−Σ_i (relu(cos(f, f_i)) p · p_i)^t over edges above the threshold"
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(N(C + D))"

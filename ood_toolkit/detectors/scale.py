@@ -29,6 +29,7 @@ class SCALEDetector(Rectifier):
         "arXiv:2310.00227"
     )
     cite = "xu2024scale"
+    equation = "S(exp(s₁/s₂) (z − b) + b)"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 

@@ -34,6 +34,7 @@ class SHEDetector(Detector):
         "Hopfield Energy, ICLR 2023"
     )
     cite = "zhang2023she"
+    equation = "−S_y · f with S_c = E[f | correctly classified as c]"
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"

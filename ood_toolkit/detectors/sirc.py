@@ -71,6 +71,7 @@ class SIRCDetector(Detector):
         "ACCV 2022, arXiv:2207.07506"
     )
     cite = "xia2022sirc"
+    equation = "log(S₁max − S₁) + log(1 + exp(−(S₂ − a) / σ)) with a = μ − 3σ of S₂ in training"
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D), with the residual O(C + D²)"

@@ -31,6 +31,7 @@ class SSDDetector(Detector):
     name = "ssd"
     paper = "Sehwag et al., SSD: A Unified Framework for Self-Supervised Outlier Detection, ICLR 2021, arXiv:2103.12051"
     cite = "sehwag2021ssd"
+    equation = "min_m (f̂ − μ_m)ᵀ Σ_m⁻¹ (f̂ − μ_m)"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(clusters·D²)"

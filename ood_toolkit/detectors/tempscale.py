@@ -70,6 +70,7 @@ class TempScaleDetector(Detector):
     name = "tempscale"
     paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599"
     cite = "guo2017calibration"
+    equation = "1 − max_c softmax_c(z / T)"
     family = "logits"
     needs = "train"
     reads = frozenset({"logits"})

@@ -108,6 +108,7 @@ class MutualInformationDetector(_OfMembers):
     name = "mutual_information"
     paper = "Houlsby et al., Bayesian Active Learning for Classification and Preference Learning, arXiv:1112.5745"
     cite = "houlsby2011bald"
+    equation = "H((1/M) Σ_m p_m) − (1/M) Σ_m H(p_m)"
 
 
 class VariationRatioDetector(_OfMembers):
@@ -119,6 +120,7 @@ class VariationRatioDetector(_OfMembers):
     name = "variation_ratio"
     paper = "Freeman, Elementary Applied Statistics, 1965; Gal, Uncertainty in Deep Learning, 2016"
     cite = "gal2016uncertainty"
+    equation = "1 − max_c #{m : y_m = c} / M"
 
 
 class ExpectedEntropyDetector(_OfMembers):
@@ -130,6 +132,7 @@ class ExpectedEntropyDetector(_OfMembers):
     name = "expected_entropy"
     paper = "Depeweg et al., Decomposition of Uncertainty in Bayesian Deep Learning, ICML 2018, arXiv:1710.07283"
     cite = "depeweg2018decomposition"
+    equation = "(1/M) Σ_m H(p_m)"
 
 
 class PredictiveEntropyDetector(_OfMembers):
@@ -144,6 +147,7 @@ class PredictiveEntropyDetector(_OfMembers):
         "NeurIPS 2017, arXiv:1612.01474"
     )
     cite = "lakshminarayanan2017ensembles"
+    equation = "H((1/M) Σ_m p_m)"
 
 
 class _Chosen(_OfMembers):
@@ -174,6 +178,7 @@ class MCDropoutDetector(_Chosen):
     name = "mc_dropout"
     paper = "Gal and Ghahramani, Dropout as a Bayesian Approximation, ICML 2016, arXiv:1506.02142"
     cite = "gal2016dropout"
+    equation = "H((1/M) Σ_m p_m) over M passes with dropout, or another statistic of them"
 
     def __init__(self, statistic: str = "predictive_entropy") -> None:
         super().__init__(statistic)
@@ -194,6 +199,7 @@ class TTADetector(_Chosen):
         "Deep Neural Networks, MIDL 2018"
     )
     cite = "ayhan2018tta"
+    equation = "H((1/M) Σ_m p_m) over M augmented copies, or another statistic of them"
 
     def __init__(self, statistic: str = "predictive_entropy") -> None:
         super().__init__(statistic)

@@ -68,6 +68,7 @@ class ResidualDetector(Detector):
     name = "residual"
     paper = "Wang et al., ViM: Out-Of-Distribution with Virtual-logit Matching, CVPR 2022, arXiv:2203.10807"
     cite = "wang2022vim"
+    equation = "‖Rᵀ (f − o)‖₂ with o = −W⁺ b"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(D·(D − dim))"
@@ -112,6 +113,7 @@ class ViMDetector(ResidualDetector):
     """
 
     name = "vim"
+    equation = "α ‖Rᵀ (f − o)‖₂ − log Σ_c exp(z_c) with α = Σ max_c z_c / Σ ‖Rᵀ (f − o)‖₂ in training"
     reads = frozenset({"logits", "features"})
     cost = "O(D·(D − dim) + C)"
 

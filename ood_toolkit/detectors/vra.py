@@ -38,6 +38,7 @@ class VRADetector(Rectifier):
         "arXiv:2302.11716"
     )
     cite = "xu2023vra"
+    equation = "S(W g + b) with g_d = 0 where f_d < α_d, β_d where f_d > β_d, f_d + γ between"
     needs = "train"
     low: Float[Tensor, "..."]
     high: Float[Tensor, "..."]

@@ -38,6 +38,7 @@ class WDiscOODDetector(Detector):
         "arXiv:2303.07543"
     )
     cite = "chen2023wdiscood"
+    equation = "min_c ‖A (f − μ_c)‖₂ + weight · ‖B (f − μ)‖₂, A the discriminative, B the residual whitened axes"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(D² + C·D)"

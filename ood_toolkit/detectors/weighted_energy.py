@@ -28,6 +28,7 @@ class WeightedEnergyDetector(Detector):
     name = "weighted_energy"
     paper = "Du et al., VOS: Learning What You Don't Know by Virtual Outlier Synthesis, ICLR 2022, arXiv:2202.01197"
     cite = "du2022vos"
+    equation = "−log Σ_c relu(w_c) exp(z_c)"
     family = "logits"
     reads = frozenset({"logits"})
     needs_offset = True

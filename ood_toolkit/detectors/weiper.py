@@ -87,6 +87,7 @@ class WeiPerDetector(Detector):
         "arXiv:2405.17164"
     )
     cite = "granz2024weiper"
+    equation = "KL(features) + λ₁ KL(perturbed logits) − λ₂ MSP_W, both KL symmetric and against the training mean"
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(rCD)"
