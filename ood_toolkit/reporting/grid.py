@@ -90,6 +90,17 @@ class Table:
                 f"{len(self.cells)} rows of {sorted({len(row) for row in self.cells})}"
             )
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from ood_toolkit.reporting.formats import html
+
+        return html.render([self])
+
+    def __str__(self) -> str:
+        from ood_toolkit.reporting.formats import terminal
+
+        return terminal.render([self])
+
     @property
     def legend(self) -> str:
         """What the emphasis means; "" where nothing is emphasised."""

@@ -24,6 +24,9 @@ from ood_toolkit.reporting.tables import tables
 
 _LARGEST_SVG = 400_000
 """Bytes above which a figure goes in as PNG."""
+_PIXELS_PER_INCH = 128
+_STAGES = 12
+"""Stages shown at once, the longest first."""
 _QUESTIONS = {
     "misclassification": ("auroc", "Finding its errors"),
     "anomaly": ("auroc", "Finding OOD images"),
@@ -106,7 +109,7 @@ def _card(record: Record, words: str, count: int) -> str:
 def _tables(run: Run, options: TableOptions) -> str:
     plain = [_framed(table) for table in tables(run.records, options=options)]
     wide = replace(options, intervals="brackets", label="intervals")
-    detailed = [_framed(table) for table in tables(run.records, options=wide)]
+    detailed = [_framed(replace(t, title=f"{t.title}, with intervals")) for t in tables(run.records, options=wide)]
     has_intervals = any(r.low is not None for r in run.records)
     more = f"<details><summary>The same with intervals</summary>{''.join(detailed)}</details>" if has_intervals else ""
     hint = (
@@ -154,10 +157,10 @@ def _figures(pictures: Sequence[tuple[Picture, str]], left_out: Sequence[tuple[s
 
 
 def _figure(picture: Picture, uri: str) -> str:
-    about = escape(picture.about)
+    about, width = escape(picture.about), picture.width * _PIXELS_PER_INCH
     return (
-        f'<figure><h3>{escape(picture.title)}</h3><img src="{uri}" alt="{about}" loading="lazy">'
-        f"<figcaption>{about}</figcaption></figure>"
+        f"<figure><h3>{escape(picture.title)}</h3>"
+        f'<img src="{uri}" alt="{about}" style="width:{width:.0f}px" loading="lazy"><figcaption>{about}</figcaption></figure>'
     )
 
 
@@ -234,7 +237,11 @@ def _environment(run: Run) -> str:
         [escape(name), f"{seconds:.1f} s", f'<span class="bar" style="width:{8 * seconds / longest:.2f}rem"></span>']
         for name, seconds in sorted(stages.items(), key=lambda pair: -pair[1])
     ]
-    times = plain_table(("Stage", "Wall time", "Share"), bars, "Wall time of each stage")
+    heads = ("Stage", "Wall time", "Share")
+    times = plain_table(heads, bars[:_STAGES], "Wall time of the longest stages")
+    if len(bars) > _STAGES:
+        rest = plain_table(heads, bars[_STAGES:], "Wall time of the other stages")
+        times += f"<details><summary>{len(bars) - _STAGES} shorter stages</summary>{rest}</details>"
     return f"{made}<h3>Wall time</h3>{times}"
 
 

@@ -72,7 +72,11 @@ def critical_differences(methods: Sequence[str], values: "ndarray", name: str, m
     bars = cliques(ranks[order], gap)
     figure, axes = style.canvas(style.PAGE, 0.9 + 0.16 * left + 0.09 * len(bars))
     _draw_ranks(
-        axes[0], [style.plain(style.short(methods[i], 36)) for i in list(map(int, order))], ranks[order], bars, gap
+        axes[0],
+        [style.plain(style.short(name, 36)) for name in np.array(methods)[order].tolist()],
+        ranks[order],
+        bars,
+        gap,
     )
     label = METRICS[metric].label
     about = (

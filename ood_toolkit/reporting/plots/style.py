@@ -66,6 +66,7 @@ class Picture:
         name: file name without suffix.
         title: a few words.
         about: what it shows and how to read it; the alternative text.
+        width: in inches.
         model: whose results it shows.
         files: one per format.
     """
@@ -73,6 +74,7 @@ class Picture:
     name: str
     title: str
     about: str
+    width: float
     model: str = ""
     files: tuple[Path, ...] = ()
 
@@ -155,4 +157,11 @@ def save(drawing: Drawing, folder: Path, formats: tuple[str, ...]) -> Picture:
         metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(suffix)
         drawing.figure.savefig(file, metadata=metadata)
         files.append(file)
-    return Picture(name=drawing.name, title=drawing.title, about=drawing.about, model=drawing.model, files=tuple(files))
+    return Picture(
+        name=drawing.name,
+        title=drawing.title,
+        about=drawing.about,
+        width=float(drawing.figure.get_size_inches()[0]),
+        model=drawing.model,
+        files=tuple(files),
+    )
