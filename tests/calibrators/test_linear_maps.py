@@ -147,7 +147,18 @@ def test_platt_is_scikit_learns_sigmoid_of_every_class():
     ]
     expected = np.stack(columns, axis=1)
     expected /= expected.sum(1, keepdims=True)
-    np.testing.assert_allclose(PlattCalibrator().fit(logits, labels)(logits).numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(PlattCalibrator(prior_count=1).fit(logits, labels)(logits).numpy(), expected, atol=1e-5)
+
+
+def test_platt_leaves_classes_alone_that_it_has_not_seen():
+    logits, labels = drawn(600, 40)
+    seen = labels < 30
+    fitted = PlattCalibrator().fit(logits[seen], labels[seen])
+    assert fitted.slopes[30:].tolist() == [1.0] * 10
+    fresh, truth = drawn(600, 40, seed=1)
+    unseen = truth >= 30
+    plain = nll(fresh[unseen].log_softmax(1), truth[unseen])
+    assert nll(fitted.log_probabilities(fresh[unseen]), truth[unseen]) < plain + 0.5
 
 
 def test_minimise_finds_the_bottom_of_a_badly_scaled_bowl():
