@@ -12,7 +12,7 @@ from ood_toolkit.benchmarks.natural_adversarial import (
     natural_adversarial_suite,
 )
 from ood_toolkit.benchmarks.openood import FAR, GROUPS, NEAR, openood_suite
-from ood_toolkit.benchmarks.published import compare_accuracy, published_openood
+from ood_toolkit.benchmarks.published import SetName, compare_accuracy, published_openood
 from ood_toolkit.benchmarks.shifted import shift_suite, shift_suites
 from ood_toolkit.benchmarks.suite import Suite
 from ood_toolkit.datasets.locate import ROOT_VARIABLE
@@ -105,7 +105,8 @@ def reference_lines(
             continue
         if _is_timms(record):
             size = (image_sizes or {}).get(record.model)
-            text = compare_accuracy(record.model, record.dataset, record.value, record.positives, image_size=size)
+            dataset: SetName = "imagenet-a" if record.dataset == "imagenet-a" else "imagenet-a-clean"
+            text = compare_accuracy(record.model, dataset, record.value, record.positives, image_size=size)
             lines += [text[0]] if text[0] else []
             warnings += [text[1]] if text[1] else []
         if record.suite == OPENOOD and record.metric == "auroc" and record.dataset in GROUPS:

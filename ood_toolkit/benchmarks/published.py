@@ -61,7 +61,7 @@ def published_accuracy(model: str, dataset: SetName, *, image_size: int | None =
     """What timm reports for a model on ImageNet-A, or on the validation images of its 200 classes; 0 to 1.
 
     Args:
-        model: timm's name with its tag; a leading "timm:" is dropped.
+        model: timm's name, or its spec "timm:NAME"; without a tag, the one that timm loads by default.
         dataset: "imagenet-a" or "imagenet-a-clean".
         image_size: pixels; the smallest that timm reports by default.
         top: 1 or 5.
@@ -73,7 +73,7 @@ def published_accuracy(model: str, dataset: SetName, *, image_size: int | None =
     >>> published_accuracy("tf_efficientnet_lite0.in1k", "imagenet-a")
     0.03053
     """
-    rows = _timm().get(model.removeprefix("timm:"), {})
+    rows = _timm().get(_tagged(model), {})
     if not rows:
         return None
     row = rows.get(image_size if image_size is not None else min(rows))
@@ -99,7 +99,7 @@ def compare_accuracy(
     expected = published_accuracy(model, dataset, image_size=image_size)
     if expected is None:
         return "", ""
-    line = f"timm reports {expected:.2%} for {model.removeprefix('timm:')} on {dataset}; measured {measured:.2%}"
+    line = f"timm reports {expected:.2%} for {_tagged(model)} on {dataset}; measured {measured:.2%}"
     error = 1.96 * math.sqrt(expected * (1 - expected) / images)
     if abs(measured - expected) <= error:
         return line, ""
@@ -128,6 +128,17 @@ def published_openood(model: str, method: str, group: Literal["near-ood", "far-o
     if row is None:
         return None
     return round(float(row["near_auroc" if group == "near-ood" else "far_auroc"]) / 100, 5)
+
+
+def _tagged(model: str) -> str:
+    """timm's full name. Only a spec "timm:NAME" without a tag is looked up in timm itself."""
+    name = model.removeprefix("timm:")
+    if name == model or "." in name:
+        return name
+    import timm
+
+    known = timm.models.get_pretrained_cfg(name) if timm.is_model(name) else None
+    return f"{name}.{known.tag}" if known is not None and known.tag else name
 
 
 def _read(name: str) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ class TarImages:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the tar's size and time, and over names, sizes and offsets of the images."""
         status = self.path.stat()

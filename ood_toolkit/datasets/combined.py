@@ -3,6 +3,7 @@
 import bisect
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ class SubsetImages:
         """The folder that `ids` are relative to, or "" where there is none."""
         return str(getattr(self.images, "root", ""))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the whole set's fingerprint and the rows."""
         return hashlib.sha256(f"{self.images.fingerprint}\0{self.rows}".encode()).hexdigest()
@@ -72,7 +73,7 @@ class JoinedImages:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the members' fingerprints."""
         return hashlib.sha256("\0".join(member.fingerprint for member in self.members).encode()).hexdigest()

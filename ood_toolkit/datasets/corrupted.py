@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class CorruptedImages:
     def __len__(self) -> int:
         return len(self.images)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the clean set's fingerprint, the corruption, its severity and seed, and the package's version."""
         facts = (self.images.fingerprint, self.corruption, self.severity, self.seed, self._version)

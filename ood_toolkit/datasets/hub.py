@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +54,7 @@ class HubImages:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of repository, split, revision and the package's own fingerprint."""
         return hashlib.sha256(self._key.encode()).hexdigest()

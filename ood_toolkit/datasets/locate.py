@@ -49,8 +49,7 @@ def find(entry: CatalogueEntry, root: Path) -> Found | None:
     for path in _tars(entry, root):
         if path.is_file():
             return Found(path, "tar")
-    for place in entry.places:
-        path = root / place
+    for path in (root / place / split for place in entry.places for split in ("", "test", "validation")):
         tars = sorted(path.glob("*.tar")) if path.is_dir() else []
         if tars and is_shard(tars[0]):
             return Found(path, "shards")

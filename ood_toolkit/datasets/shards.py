@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ class ShardImages:
     def __len__(self) -> int:
         return len(self._samples)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the shards' names, sizes and times."""
         digest = hashlib.sha256()

@@ -38,6 +38,17 @@ def test_the_numbers_known_by_heart():
     assert published_accuracy("resnet50.tv2_in1k", "imagenet-a", image_size=224) == 0.14387
 
 
+def test_a_name_without_a_tag_means_what_timm_loads_by_default():
+    timm = pytest.importorskip("timm")
+    tag = timm.create_model("resnet18", pretrained=False).pretrained_cfg["tag"]
+    assert published_accuracy("timm:resnet18", "imagenet-a") == published_accuracy(f"resnet18.{tag}", "imagenet-a")
+    assert published_accuracy("timm:resnet18", "imagenet-a") is not None
+    assert published_accuracy("timm:resnet18.tv_in1k", "imagenet-a") != published_accuracy(
+        "timm:resnet18", "imagenet-a"
+    )
+    assert published_accuracy("torchvision:resnet18", "imagenet-a") is None
+
+
 def test_a_warning_comes_beyond_the_sampling_error_and_not_within():
     expected = 0.03053
     error = 1.96 * math.sqrt(expected * (1 - expected) / 7500)

@@ -34,7 +34,7 @@ def layouts(root: Path) -> dict[str, ImageSet]:
     files = [f"{wnid}/{name}" for wnid in A_CLASSES for name in NAMES]
     labels = {file: LOCAL[file.partition("/")[0]] for file in files}
     as_shards(folder, root / "cls" / "imagenet-a", labels, per_shard=4, field="cls")
-    as_shards(folder, root / "json" / "imagenet-a", labels, per_shard=2, field="json")
+    as_shards(folder, root / "json" / "imagenet-a" / "test", labels, per_shard=2, field="json")
     return {name: open_set(entry("imagenet-a"), root / name) for name in ("folder", "tar", "cls", "json")}
 
 
@@ -318,3 +318,10 @@ def test_cifar_test_images_are_read_plane_by_plane_and_from_arrays(tmp_path: Pat
     (tmp_path / "cifar-10/cifar-10-batches-bin/test_batch.bin").write_bytes(record[:-1])
     with pytest.raises(ValueError, match="no whole number of 3073-byte records"):
         open_set(entry("cifar-10"), tmp_path)
+
+
+def test_a_fingerprint_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    images = JoinedImages([SubsetImages(TarImages(as_tar(imagenet_a(tmp_path), tmp_path / "a.tar")), [0, 1])], name="j")
+    before = images.fingerprint
+    monkeypatch.setattr(Path, "stat", lambda self: pytest.fail("looked at the file again"))
+    assert images.fingerprint == before
