@@ -100,7 +100,7 @@ def learned(root: Path, known: Validation | None, classes: Collection[int], lear
     train = train_part(root, classes, learning) if learning.source in ("auto", "train") else None
     if learning.source == "train" and train is None:
         raise ValueError(f"no ImageNet train below {str(root)!r} (looked for {', '.join(TRAIN_PLACES)})")
-    second = open_set(entry(STAND_IN), root) if _has_second(root, known) else None
+    second = _second(root, known, classes)
     if learning.source == "v2" and second is None:
         raise ValueError(f"ImageNetV2 cannot be learned from: it is not below {str(root)!r}, or it is what is scored")
     if second is not None and learning.source != "validation":
@@ -182,9 +182,12 @@ def _split(
     return parts[0], parts[1]
 
 
-def _has_second(root: Path, known: Validation | None) -> bool:
-    """ImageNetV2 is there and not itself scored as a stand-in."""
-    return (known is None or known.official) and find(entry(STAND_IN), root) is not None
+def _second(root: Path, known: Validation | None, classes: Collection[int]) -> ImageSet | None:
+    """ImageNetV2 of these classes, if it is there and not itself scored as a stand-in."""
+    if (known is not None and not known.official) or find(entry(STAND_IN), root) is None:
+        return None
+    images = open_set(entry(STAND_IN), root)
+    return SubsetImages(images, Validation(images, False).rows_of(classes).tolist())
 
 
 def _image_names(folder: Path) -> list[str]:

@@ -131,7 +131,7 @@ def published_openood(model: str, method: str, group: Literal["near-ood", "far-o
 
 
 def _tagged(model: str) -> str:
-    """timm's full name. Only a spec "timm:NAME" without a tag is looked up in timm itself."""
+    """The full name at timm. Only a spec "timm:NAME" without a tag is looked up in timm itself."""
     name = model.removeprefix("timm:")
     if name == model or "." in name:
         return name

@@ -111,6 +111,7 @@ def test_imagenetv2_is_learned_from_so_that_all_of_validation_is_scored(root: Pa
     assert suite.fit is not None
     assert suite.calibration is not None
     assert suite.fit.images.name == suite.calibration.images.name == "imagenet-v2-matched-frequency"
+    assert len(suite.fit.images) == 60  # tench is not run through the model
     assert (len(suite.fit), len(suite.calibration)) == (42, 18)  # 7 and 3 of 10 images of each of the 6 classes
     assert not ids(suite.fit) & ids(suite.calibration)
     assert "held out" not in suite.caption
