@@ -133,6 +133,10 @@ class Table:
             cells=tuple(tuple(row[j] for j in indices) for row in self.cells),
         )
 
+    def select_rows(self, indices: list[int]) -> "Table":
+        """The table cut down to some rows."""
+        return replace(self, rows=tuple(self.rows[i] for i in indices), cells=tuple(self.cells[i] for i in indices))
+
 
 def sentences(*parts: str) -> str:
     """The parts that are not empty, each with a full stop."""

@@ -113,7 +113,9 @@ def merge(records: Iterable[Record], *, allow: Collection[str] = ()) -> dict[tup
 
 def method_of(record: Record) -> str:
     """The method's spec, with the calibrator that was applied before it: "temperature+msp"."""
-    if not record.calibrator or record.method.startswith(record.calibrator + "+"):
+    # an ensemble's pool stands in the spec already, unless the detector reads the members whatever pools them
+    named = record.method.startswith(record.calibrator + "+") or record.model.startswith("ensemble[")
+    if not record.calibrator or named:
         return record.method
     return f"{record.calibrator}+{record.method}"
 

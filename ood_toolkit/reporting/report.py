@@ -160,7 +160,8 @@ def _figure(picture: Picture, uri: str) -> str:
     about, width = escape(picture.about), picture.width * _PIXELS_PER_INCH
     return (
         f"<figure><h3>{escape(picture.title)}</h3>"
-        f'<img src="{uri}" alt="{about}" style="width:{width:.0f}px" loading="lazy"><figcaption>{about}</figcaption></figure>'
+        f'<img src="{uri}" alt="{about}" style="width:{width:.0f}px" loading="lazy">'
+        f"<figcaption>{about}</figcaption></figure>"
     )
 
 

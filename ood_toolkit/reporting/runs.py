@@ -145,7 +145,7 @@ class Run:
 
     def _anomaly(self, record: Record) -> Sample | None:
         tasks = self._tasks("anomaly", record)
-        ood_part = tasks[0]["ood"] if tasks else record.dataset
+        ood_part = tasks[0]["ood"] if tasks else self._named(record)
         id_part = tasks[0]["id"] if tasks else self._part("anomaly", record, (record.negatives, 0))
         negatives, positives = (self._column("score", record, part) for part in (id_part, ood_part))
         if negatives is None or positives is None:
@@ -171,6 +171,11 @@ class Run:
             negative_ids=tuple(name for name, right in zip(names, correct, strict=True) if right),
             positive_ids=tuple(name for name, right in zip(names, correct, strict=True) if not right),
         )
+
+    def _named(self, record: Record) -> str:
+        """The OOD part of a data set: of the same name, or the longest name that the data set's begins with."""
+        fitting = [part for part, names in self.scores.ids.items() if len(names) == record.positives]
+        return max((part for part in fitting if record.dataset.startswith(part)), key=len, default=record.dataset)
 
     def _tasks(self, task: str, record: Record) -> list[Mapping[str, str]]:
         """What run.json says about the parts of a task, as {"kind", "dataset", "id", "ood"}."""

@@ -205,6 +205,18 @@ def test_latex_compiles_and_prints_every_number(make_run: MakeRun, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_a_table_of_many_rows_is_continued_on_the_next_page_under_one_number(make_run: MakeRun, tmp_path: Path) -> None:
+    template = [r for r in make_run() if r.method == "vim"]
+    records = [replace(r, method=f"knn(k={k})") for k in range(1, 101) for r in template]
+    page = run_latex(render(records, format="latex", standalone=True, what="detectors"), tmp_path)
+    assert all(page.count(f"knn(k={k})") == 1 for k in range(1, 101))
+    assert page.count("Table 1:") == 3
+    assert page.count("(continued)") == 2
+    assert page.count("FPR95: Share of ID") == 1
+    assert "Float too large" not in (tmp_path / "table.log").read_text(encoding="utf-8", errors="replace")
+
+
+@pytest.mark.slow
 def test_typst_compiles(make_run: MakeRun, tmp_path: Path) -> None:
     compiler = pytest.importorskip("typst")
     records = [replace(r, method=NASTY) if r.method == "vim" else r for r in make_run()]

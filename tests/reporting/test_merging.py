@@ -167,6 +167,11 @@ def test_a_calibrated_detector_names_its_calibrator_once(calibrator: str, method
     assert method_of(replace(cell(), method=method, calibrator=calibrator)) == shown
 
 
+def test_a_detector_that_reads_an_ensembles_members_is_not_named_after_a_pool() -> None:
+    record = replace(cell(), model="ensemble[a, b]", method="mutual_information", calibrator="mean_probability")
+    assert method_of(record) == "mutual_information"
+
+
 def test_an_unknown_setting_cannot_be_allowed() -> None:
     with pytest.raises(ValueError, match="cannot allow a difference in \\['masks'\\]; known settings: protocol, mask"):
         merge([cell()], allow=["masks"])

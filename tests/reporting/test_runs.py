@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from conftest import DETECTORS
 from sklearn.metrics import roc_auc_score
 
-from ood_toolkit.records import read_records
+from ood_toolkit.records import read_records, write_records
 from ood_toolkit.reporting.runs import Run, merged_records
 
 MakeFolder = Callable[..., Path]
@@ -37,6 +38,14 @@ def test_parts_named_in_run_json_win_over_a_guess_by_counts(make_folder: MakeFol
     (path / "run.json").write_text(json.dumps(facts))
     sample = Run.open(path).samples("anomaly", "demo:efficientnet_lite0", "textures")[0]
     assert sample.positive_ids[0].startswith("openimage_o/")
+
+
+def test_a_data_set_may_carry_a_suffix_after_the_name_of_its_part(make_folder: MakeFolder) -> None:
+    path = make_folder()
+    records = [replace(r, dataset=r.dataset + "-200way") for r in read_records(path / "records.jsonl")]
+    write_records(path / "records.jsonl", records)
+    sample = Run.open(path).samples("anomaly", "demo:efficientnet_lite0", "textures-200way")[0]
+    assert sample.positive_ids[0].startswith("textures/")
 
 
 def test_correctness_splits_the_images_as_the_model_does(make_folder: MakeFolder) -> None:

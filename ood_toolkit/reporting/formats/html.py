@@ -16,7 +16,7 @@ def _table(table: Table) -> str:
     caption = sentences(*map(escape, table.caption), legend)
     lines = [
         '<figure class="ood-table">',
-        f'<table id="{escape(table.label)}">',
+        f'<table id="{escape("-".join(table.label.split()))}">',
         f"<caption>{caption}</caption>",
         *_head(table),
         *_body(table),

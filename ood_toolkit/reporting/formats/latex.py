@@ -7,6 +7,7 @@ a table is scaled to fit the page.
 import re
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ood_toolkit.reporting.grid import MISSING, Cell, Header, Table, sentences
 
@@ -16,6 +17,8 @@ _SIZES = {"small": 9.0, "footnotesize": 8.0, "scriptsize": 7.0}
 _EM = 0.5
 """Mean width of a character, in font sizes."""
 _COLSEP = 4.0
+_ROWS = 48
+"""Rows that fit on a page beside caption and notes."""
 _ESCAPES = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -63,7 +66,9 @@ def render(tables: Sequence[Table], *, siunitx: bool = False) -> str:
         siunitx: align numbers at the point with S columns.
     """
     packages = ["booktabs", *["siunitx"] * siunitx, *["graphicx"] * any(_fit(table)[2] for table in tables)]
-    return f"% \\usepackage{{{','.join(packages)}}}\n" + "\n".join(_table(table, siunitx) for table in tables)
+    return f"% \\usepackage{{{','.join(packages)}}}\n" + "\n".join(
+        part for table in tables for part in _parts(table, siunitx)
+    )
 
 
 def document(tables: Sequence[Table], *, siunitx: bool = False) -> str:
@@ -104,8 +109,24 @@ def _character(c: str) -> str:
     return f"\\texttt{{U+{ord(c):04X}}}"
 
 
-def _table(table: Table, siunitx: bool) -> str:
-    star, size, squeeze = _fit(table)
+def _parts(table: Table, siunitx: bool) -> list[str]:
+    """One environment, or several under one number where the rows do not fit on a page."""
+    starts = range(0, max(1, len(table.rows)), _ROWS)
+    whole = [list(range(start, min(start + _ROWS, len(table.rows)))) for start in starts]
+    last = len(whole) - 1
+    made = []
+    for number, rows in enumerate(whole):
+        part = table.select_rows(rows)
+        part = part if number == last else replace(part, notes=(), conventions=())
+        caption = [rf"\caption{{{_caption(table)}}}", rf"\label{{{_key(table.label)}}}"]
+        if number:
+            caption = [r"\addtocounter{table}{-1}", r"\caption{(continued)}"]
+        made.append(_table(part, siunitx, caption, _fit(table)))
+    return made
+
+
+def _table(table: Table, siunitx: bool, caption: Sequence[str], fit: tuple[str, str, bool]) -> str:
+    star, size, squeeze = fit
     width = r"\textwidth" if star else r"\columnwidth"
     kind = f"S[table-format={_shape(table)}]" if siunitx and not table.intervals else "r"
     lines = [
@@ -113,8 +134,7 @@ def _table(table: Table, siunitx: bool) -> str:
         r"\centering",
         rf"\{size}",
         rf"\setlength{{\tabcolsep}}{{{_COLSEP:g}pt}}",
-        rf"\caption{{{_caption(table)}}}",
-        rf"\label{{{_key(table.label)}}}",
+        *caption,
         r"\smallskip",
         *[r"\resizebox{\textwidth}{!}{%"] * squeeze,
         rf"\begin{{tabular}}{{@{{}}l{kind * len(table.columns)}@{{}}}}",
