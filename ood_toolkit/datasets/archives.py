@@ -78,9 +78,13 @@ class TarImages:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """SHA-256 over the tar's size and time, and over names, sizes and offsets of the images."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         status = self.path.stat()
         digest = hashlib.sha256(f"{status.st_size}\0{status.st_mtime_ns}\n".encode())
         for image in self.ids:

@@ -42,9 +42,13 @@ class SubsetImages:
         """The folder that `ids` are relative to, or "" where there is none."""
         return str(getattr(self.images, "root", ""))
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Hash of the whole set's fingerprint and the rows."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         return hashlib.sha256(f"{self.images.fingerprint}\0{self.rows}".encode()).hexdigest()
 
     def open(self, row: int) -> "Image":
@@ -73,9 +77,13 @@ class JoinedImages:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Hash of the members' fingerprints."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         return hashlib.sha256("\0".join(member.fingerprint for member in self.members).encode()).hexdigest()
 
     def rows(self, name: str) -> Tensor:

@@ -61,9 +61,13 @@ class CorruptedImages:
     def __len__(self) -> int:
         return len(self.images)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Hash of the clean set's fingerprint, the corruption, its severity and seed, and the package's version."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         facts = (self.images.fingerprint, self.corruption, self.severity, self.seed, self._version)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 

@@ -54,9 +54,13 @@ class HubImages:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Hash of repository, split, revision and the package's own fingerprint."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         return hashlib.sha256(self._key.encode()).hexdigest()
 
     def open(self, row: int) -> "Image":

@@ -75,9 +75,13 @@ class ShardImages:
     def __len__(self) -> int:
         return len(self._samples)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """SHA-256 over the shards' names, sizes and times."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         digest = hashlib.sha256()
         for shard in self.shards:
             status = shard.stat()

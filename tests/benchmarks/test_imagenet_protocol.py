@@ -98,8 +98,10 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def run(root: Path, out: Path, suite: str, protocol: Any = "official", detectors: str = "msp") -> RunFolder:
+    classifier = Classifier(Pooled().eval(), mean=(0.0,), std=(1.0,))
+    classifier.check(torch.rand(2, 3, 24, 24))
     model = LoadedClassifier(
-        classifier=Classifier(Pooled().eval(), mean=(0.0,), std=(1.0,)),
+        classifier=classifier,
         spec="pooled",
         transform=ImageTransform(to_tensor, "24x24 pixels", (0.0,), (1.0,), (3, 24, 24)),
         class_names=None,
