@@ -45,7 +45,7 @@ def test_records_that_differ_in_the_seed_become_their_mean_and_sample_deviation(
 @settings(max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
 def test_the_order_of_records_changes_no_cell(draw: random.Random, seeds: int) -> None:
-    from conftest import build_run
+    from made_up_runs import build_run
 
     records = [r for seed in range(seeds) for r in build_run(seed=seed)]
     shuffled = draw.sample(records, len(records))

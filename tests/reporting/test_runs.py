@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DETECTORS
+from made_up_runs import DETECTORS
 from sklearn.metrics import roc_auc_score
 
 from ood_toolkit.records import read_records, write_records

@@ -210,3 +210,9 @@ def test_unknown_formats_options_and_tables_are_refused(make_run: MakeRun) -> No
         render(make_run(), format="html", siunitx=True)
     with pytest.raises(ValueError, match="there are no records"):
         tables([])
+
+
+def test_a_notebook_and_a_print_show_the_same_table(make_run: MakeRun) -> None:
+    (table,) = tables(make_run(), what="calibrators")
+    assert table._repr_html_() == render(make_run(), format="html", what="calibrators")
+    assert str(table) == render(make_run(), format="text", what="calibrators")
