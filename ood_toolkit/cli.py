@@ -70,8 +70,12 @@ def bench(
         list[str] | None,
         typer.Option(help="timm:NAME, torchvision:NAME, demo:efficientnet_lite0, my_pkg:factory; repeatable."),
     ] = None,
+    member: Annotated[
+        list[str] | None, typer.Option(help="A further model that only joins the ensemble; repeatable.")
+    ] = None,
     checkpoint: Annotated[
-        list[Path] | None, typer.Option(help="Weights for each --model, in order: safetensors or a plain state dict.")
+        list[Path] | None,
+        typer.Option(help="Weights for each --model and --member, in order: safetensors or a state dict."),
     ] = None,
     pretrained: Annotated[bool, typer.Option(help="Load published weights where no checkpoint is given.")] = True,
     transform: Annotated[
@@ -132,6 +136,7 @@ def bench(
         calibrators=calibrators,
         ensemble=ensemble,
         models=tuple(model or ()),
+        members=tuple(member or ()),
         checkpoints=tuple(checkpoint or ()),
         pretrained=pretrained,
         transform=transform,

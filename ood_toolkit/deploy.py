@@ -110,4 +110,7 @@ class GuardedClassifier(nn.Module):
     def _score(self, outputs: Outputs, images: Tensor) -> Tensor:
         if isinstance(self.detector, LiveDetector):
             return self.detector(self.classifier, images)
+        missing = {tap: self.classifier.tap_gaps.get(tap, "") for tap in self.detector.taps if tap not in outputs.taps}
+        if missing:
+            raise ValueError(f"{self.detector.spec} needs taps that this model does not give: {missing}")
         return self.detector(outputs)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, str], None]
 """Called with (images done, images to do, name of the set)."""
 
-_TAP = "tap-"
+_OUTPUTS = "outputs"
 
 
 def silent(done: int, total: int, name: str) -> None:
@@ -40,6 +40,7 @@ class Extracted:
         rows: (N,) the image's row in its set, for each row of `outputs`.
         live: scores of the live detectors, by spec, in the order of `outputs`.
         unreadable: reason by image id, for the images that were left out.
+        gaps: taps that the model cannot give, with the reason.
         computed: how many images went through the model now; 0 if all came from the store.
         seconds: what that took.
     """
@@ -48,6 +49,7 @@ class Extracted:
     rows: Tensor
     live: Mapping[str, Tensor]
     unreadable: Mapping[str, str]
+    gaps: Mapping[str, str]
     computed: int
     seconds: float
 
@@ -83,7 +85,8 @@ class Extractor:
         """Outputs of `classifier` on all images, and the scores of live detectors, from the store where it has them.
 
         What is missing is computed in one pass: the image is decoded once, the model runs once forward, and once
-        more forward and backward for each live detector.
+        more forward and backward for each live detector. Taps are kept one by one: a run that asks for others
+        computes those alone.
 
         Args:
             classifier: the model; its weights are part of the store's key.
@@ -97,34 +100,42 @@ class Extractor:
         """
         started = time.perf_counter()
         store = self._store(classifier, transform_name, images)
-        groups: dict[str, LiveDetector | None] = {"outputs": None} | {_live_key(d): d for d in live}
+        taps = [tap for tap in classifier.taps if tap not in store.notes]
+        groups: dict[str, str | LiveDetector] = {_OUTPUTS: ""}
+        groups |= {_tap_key(tap): tap for tap in taps} | {_live_key(d): d for d in live}
         computed = self._fill(store, classifier, transform, images, groups)
-        unreadable = store.unreadable("outputs")
+        unreadable = store.unreadable(_OUTPUTS)
         for row, why in sorted(unreadable.items()):
             if self.strict:
                 raise ValueError(f"image {images.ids[row]!r} cannot be read: {why}")
         kept = torch.tensor([row for row in range(len(images)) if row not in unreadable], dtype=torch.int64)
         if not len(kept):
             raise ValueError(f"none of the {len(images)} images of {images.name!r} can be read")
-        columns = store.columns("outputs")
-        taps = {name.removeprefix(_TAP): column for name, column in columns.items() if name.startswith(_TAP)}
+        columns = store.columns(_OUTPUTS)
         outputs = Outputs.mapped(
             logits=columns["logits"],
             features=columns["features"],
             labels=images.labels,
             head=classifier.head.to("cpu"),
-            taps=taps,
+            taps={tap: store.columns(_tap_key(tap))[_tap_key(tap)] for tap in taps if tap not in store.notes},
         )
         scores = {d.spec: store.columns(_live_key(d))[_live_key(d)] for d in live}
         if unreadable:
             outputs = outputs.rows(kept)
             scores = {spec: score[kept] for spec, score in scores.items()}
-        named = {images.ids[row]: why for row, why in unreadable.items()}
-        return Extracted(outputs, kept, scores, named, computed, time.perf_counter() - started)
+        return Extracted(
+            outputs=outputs,
+            rows=kept,
+            live=scores,
+            unreadable={images.ids[row]: why for row, why in unreadable.items()},
+            gaps={tap: why for tap, why in store.notes.items() if tap in classifier.taps},
+            computed=computed,
+            seconds=time.perf_counter() - started,
+        )
 
     def _store(self, classifier: "Classifier", transform_name: str, images: ImageSet) -> Store:
         identity = {
-            "weights": classifier.fingerprint(),
+            "weights": classifier.with_taps(()).fingerprint(),
             "transform": transform_name,
             "images": images.fingerprint,
             "dtype": str(self.dtype),
@@ -139,57 +150,88 @@ class Extractor:
         classifier: "Classifier",
         transform: Callable[["Image"], Tensor],
         images: ImageSet,
-        groups: Mapping[str, LiveDetector | None],
+        groups: Mapping[str, str | LiveDetector],
     ) -> int:
-        pending = {shard.number: [g for g in groups if shard.number not in store.done(g)] for shard in store.shards}
-        todo = [shard for shard in store.shards if pending[shard.number]]
-        if not todo:
-            return 0
-        if len(todo) < len(store.shards):
+        """Computes what the store lacks; returns how many images that took."""
+        for group in groups:
             # an earlier run was cut off: believe only what its checksums vouch for
-            for group in groups:
+            if not store.sealed(group):
                 store.verify(group)
-            pending = {s.number: [g for g in groups if s.number not in store.done(g)] for s in store.shards}
-            todo = [shard for shard in store.shards if pending[shard.number]]
-        total, done = sum(len(shard.rows) for shard in todo), 0
+        pending = self._pending(store, groups)
+        computed = self._compute(store, classifier, transform, images, groups, pending) if pending else 0
+        for group in groups:
+            if not store.sealed(group):
+                store.seal(group)
+        return computed
+
+    def _compute(
+        self,
+        store: Store,
+        classifier: "Classifier",
+        transform: Callable[["Image"], Tensor],
+        images: ImageSet,
+        groups: Mapping[str, str | LiveDetector],
+        pending: Mapping[int, Sequence[str]],
+    ) -> int:
+        """One pass over the images of the pending shards."""
+        shards = [shard for shard in store.shards if shard.number in pending]
+        total, done = sum(len(shard.rows) for shard in shards), 0
+        missing = {group for wanted in pending.values() for group in wanted}
+        model = classifier.with_taps([g for key, g in groups.items() if key in missing and isinstance(g, str) and g])
+        plain = classifier.with_taps(())
         self.progress(0, total, images.name)
-        for shard, batches in self._by_shard(todo, images, transform, classifier.device):
-            parts: dict[str, list[tuple[list[int], dict[str, Tensor]]]] = {g: [] for g in pending[shard.number]}
+        for shard, batches in self._by_shard(shards, images, transform, classifier.device):
+            wanted = {group: groups[group] for group in pending[shard.number]}
+            parts: dict[str, list[tuple[list[int], dict[str, Tensor]]]] = {group: [] for group in wanted}
             unreadable: dict[int, str] = {}
             for batch in batches:
                 unreadable |= batch.unreadable
                 if batch.rows:
-                    for group in parts:
-                        parts[group].append(
-                            (batch.rows, self._columns(group, groups[group], classifier, batch, images))
-                        )
+                    for group, columns in self._columns(wanted, model, plain, batch, images).items():
+                        parts[group].append((batch.rows, columns))
                 done += len(batch.rows) + len(batch.unreadable)
                 self.progress(done, total, images.name)
+            store.note(model.tap_gaps)
             for group, pieces in parts.items():
                 store.write(group, shard, _assemble(shard, pieces) if pieces else {}, unreadable)
         return total
 
+    def _pending(self, store: Store, groups: Mapping[str, object]) -> dict[int, list[str]]:
+        """Groups that are not whole, by shard number."""
+        done = {group: store.done(group) for group in groups}
+        found = {shard.number: [g for g in groups if shard.number not in done[g]] for shard in store.shards}
+        return {number: missing for number, missing in found.items() if missing}
+
     def _columns(
         self,
-        group: str,
-        live: LiveDetector | None,
-        classifier: "Classifier",
+        wanted: Mapping[str, str | LiveDetector],
+        model: "Classifier",
+        plain: "Classifier",
         batch: "_Batch",
         images: ImageSet,
-    ) -> dict[str, Tensor]:
-        if live is not None:
-            return {group: live(classifier, batch.pixels).double().cpu()}
+    ) -> dict[str, dict[str, Tensor]]:
+        """Columns of every wanted group for one batch; a tap that the model cannot give has none."""
+        found = {
+            group: {group: kind(plain, batch.pixels).double().cpu()}
+            for group, kind in wanted.items()
+            if isinstance(kind, LiveDetector)
+        }
+        if len(found) == len(wanted):
+            return found
         try:
-            outputs = classifier(batch.pixels)
+            outputs = model(batch.pixels)
         except NaNRows as error:
             names = [images.ids[batch.rows[row]] for row in error.rows]
             raise ValueError(
                 f"the model gives NaN {error.what} for {len(names)} images of {images.name!r}, first {names[:3]}; "
                 "check the weights, the normalisation and the AMP dtype"
             ) from None
-        columns = {"logits": outputs.logits, "features": outputs.features}
-        columns |= {f"{_TAP}{name}": tap for name, tap in outputs.taps.items()}
-        return {name: column.to("cpu", self.dtype) for name, column in columns.items()}
+        kept = {_tap_key(tap): {_tap_key(tap): value} for tap, value in outputs.taps.items()}
+        kept[_OUTPUTS] = {"logits": outputs.logits, "features": outputs.features}
+        for group in wanted:
+            if group in kept:
+                found[group] = {name: column.to("cpu", self.dtype) for name, column in kept[group].items()}
+        return found
 
     def _by_shard(
         self, shards: Sequence[Shard], images: ImageSet, transform: Callable[["Image"], Tensor], device: torch.device
@@ -263,6 +305,10 @@ def _assemble(shard: Shard, pieces: list[tuple[list[int], dict[str, Tensor]]]) -
         column[rows] = torch.cat([part[name] for _, part in pieces])
         columns[name] = column
     return columns
+
+
+def _tap_key(spec: str) -> str:
+    return f"tap_{hashlib.sha256(spec.encode()).hexdigest()[:16]}"
 
 
 def _live_key(detector: LiveDetector) -> str:

@@ -4,8 +4,9 @@
     <key>/logits.bin …          (rows, …) numbers, row-major; a row that is not done yet is a hole in the file
     <key>/done/<group>-00007.json   shard 7 of a group of columns is whole: checksums, unreadable rows
 
-A shard counts once its journal file is there; that file is renamed into place after the numbers are synced, so a
-killed run leaves whole shards and holes, never a half-believed one.
+A shard counts once its journal file is there, which is renamed into place after the numbers are written: a killed run
+leaves whole shards and holes. Against a power cut, `seal` syncs a finished group and says so in the header; a group that
+is not sealed is checked against its checksums before it is believed.
 """
 
 import json
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 SHARD_ROWS = 512
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -65,17 +66,28 @@ class Store:
                         f"store {path} has {key} {self._header.get(key)!r}, expected {value!r}; remove that folder"
                     )
         else:
-            self._header = {**wanted, "columns": {}}
+            self._header = {**wanted, "columns": {}, "notes": {}, "sealed": []}
             self._write_header()
 
     def _write_header(self) -> None:
-        replace_text(self._header_file, json.dumps(self._header, indent=1))
+        replace_text(self._header_file, json.dumps(self._header, indent=1), durable=True)
 
     @property
     def shards(self) -> list[Shard]:
         """All shards, done or not."""
         starts = range(0, self.rows, SHARD_ROWS)
         return [Shard(i, start, min(start + SHARD_ROWS, self.rows)) for i, start in enumerate(starts)]
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What is known not to be obtainable for these rows, with the reason."""
+        return dict(self._header["notes"])
+
+    def note(self, notes: Mapping[str, str]) -> None:
+        """Remembers notes beside those there are."""
+        if set(notes) - set(self._header["notes"]):
+            self._header["notes"] |= notes
+            self._write_header()
 
     def done(self, group: str) -> set[int]:
         """Numbers of the shards of `group` that are whole."""
@@ -94,7 +106,7 @@ class Store:
         return found
 
     def write(self, group: str, shard: Shard, columns: Mapping[str, Tensor], unreadable: Mapping[int, str]) -> None:
-        """Writes one whole shard: numbers, sync, journal."""
+        """Writes one whole shard: numbers, then journal."""
         self._declare(group, columns)
         sums = {}
         for name, values in columns.items():
@@ -103,11 +115,21 @@ class Store:
             with (self.path / f"{name}.bin").open("r+b") as file:
                 file.seek(shard.start * (len(data) // len(shard.rows)))
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
             sums[name] = zlib.crc32(data)
         journal = {"rows": [shard.start, shard.stop], "crc32": sums, "unreadable": dict(unreadable)}
         replace_text(self._journal_file(group, shard), json.dumps(journal))
+
+    def sealed(self, group: str) -> bool:
+        """Whether every shard of `group` is whole and on the disk."""
+        return group in self._header["sealed"]
+
+    def seal(self, group: str) -> None:
+        """Syncs the columns of a finished group and remembers that."""
+        for name in self.columns(group):
+            with (self.path / f"{name}.bin").open("rb") as file:
+                os.fsync(file.fileno())
+        self._header["sealed"].append(group)
+        self._write_header()
 
     def verify(self, group: str) -> list[int]:
         """Reads every finished shard; forgets those whose numbers are not what was written, and returns them."""
@@ -161,13 +183,20 @@ class Store:
             yield json.loads(file.read_text(encoding="utf-8"))
 
 
-def replace_text(file: Path, text: str) -> None:
-    """Writes a text file so that readers see the old one or the new one, never a part."""
+def replace_text(file: Path, text: str, *, durable: bool = False) -> None:
+    """Writes a text file so that readers see the old one or the new one, never a part.
+
+    Args:
+        file: the file.
+        text: its new contents.
+        durable: also survive a power cut, at the price of waiting for the disk.
+    """
     temporary = file.with_name(f"{file.name}.{os.getpid()}.partial")
     with temporary.open("w", encoding="utf-8") as handle:
         handle.write(text)
         handle.flush()
-        os.fsync(handle.fileno())
+        if durable:
+            os.fsync(handle.fileno())
     temporary.replace(file)
 
 

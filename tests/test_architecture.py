@@ -6,7 +6,19 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "ood_toolkit"
-HEAVY = ("timm", "torchvision", "open_clip", "netcal", "matplotlib", "pandas", "sklearn", "scipy", "typer", "rich", "transformers")
+HEAVY = (
+    "timm",
+    "torchvision",
+    "open_clip",
+    "netcal",
+    "matplotlib",
+    "pandas",
+    "sklearn",
+    "scipy",
+    "typer",
+    "rich",
+    "transformers",
+)
 
 
 def loaded(statement: str) -> set[str]:

@@ -106,7 +106,9 @@ def test_anyone_can_recompute_a_record_from_the_per_image_scores(bench: Bench, t
     scores = ScoreFile.load(tmp_path / "run" / "scores.safetensors")
     known = scores.columns[Column("score", "digits-cnn:0", "energy", "digits-test")]
     unseen = scores.columns[Column("score", "digits-cnn:0", "energy", "digits-o")]
-    (record,) = [r for r in read_records(tmp_path / "run" / "records.jsonl") if (r.task, r.metric) == ("anomaly", "auroc")]
+    (record,) = [
+        r for r in read_records(tmp_path / "run" / "records.jsonl") if (r.task, r.metric) == ("anomaly", "auroc")
+    ]
     assert record.value == auroc(known, unseen)
     assert (record.positives, record.negatives) == (len(unseen), len(known))
     assert len(scores.ids["digits-o"]) == len(unseen)
@@ -215,7 +217,9 @@ def test_a_checkpoint_of_another_architecture_names_what_differs(bench: Bench, p
     assert result.err.count("\n") == 1
 
 
-def test_an_output_folder_that_cannot_be_written_is_refused_before_the_long_part(bench: Bench, photos: Path, tmp_path: Path):
+def test_an_output_folder_that_cannot_be_written_is_refused_before_the_long_part(
+    bench: Bench, photos: Path, tmp_path: Path
+):
     blocked = tmp_path / "file"
     blocked.write_text("")
     result = bench(*folders(photos), "--out", blocked / "run")

@@ -6,7 +6,9 @@ import pytest
 
 import ood_toolkit
 
-MODULES = [m.name for m in pkgutil.walk_packages(ood_toolkit.__path__, "ood_toolkit.") if m.name != "ood_toolkit.__main__"]
+MODULES = [
+    m.name for m in pkgutil.walk_packages(ood_toolkit.__path__, "ood_toolkit.") if m.name != "ood_toolkit.__main__"
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -110,7 +110,9 @@ def test_a_cut_off_run_does_not_trust_a_damaged_shard(tmp_path: Path):
         handle.write(b"\xff\xff")
     again = run(extractor, Counting(), images())
     assert again.computed == 21 - 8
-    assert torch.equal(again.outputs.logits, run(Extractor(tmp_path / "o", batch_size=4), Counting(), images()).outputs.logits)
+    assert torch.equal(
+        again.outputs.logits, run(Extractor(tmp_path / "o", batch_size=4), Counting(), images()).outputs.logits
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -143,6 +145,41 @@ def test_a_live_detector_that_comes_later_runs_alone(tmp_path: Path):
     model = Counting()
     later = run(Extractor(tmp_path), model, images(), [Brightness()])
     assert (later.computed, model.seen) == (21, 0)
+
+
+def test_other_taps_are_computed_alone_and_those_there_are_kept(tmp_path: Path):
+    extractor, data = Extractor(tmp_path, batch_size=5), images()
+
+    def tapped(*taps: str):
+        return extractor.extract(Classifier(Counting(), taps=taps, head="head"), pixels, "t", data)
+
+    plain = tapped()
+    both = tapped("stage_means(layers=('body',))", "member_logits")
+    assert both.computed == 21
+    assert torch.equal(both.outputs.logits, plain.outputs.logits)
+    means = both.outputs.taps["stage_means(layers=('body',))"]
+    expected = torch.stack(
+        [Counting().body(pixels(data.open(r))[None].float() / 255).mean(dim=(2, 3))[0] for r in range(21)]
+    )
+    assert torch.allclose(means, expected, atol=1e-5)
+    assert set(both.gaps) == {"member_logits"}
+    again = tapped("stage_means(layers=('body',))", "member_logits")
+    assert (again.computed, set(again.gaps)) == (0, {"member_logits"})
+    assert tapped().computed == 0
+
+
+def test_live_detectors_do_not_pay_for_taps(tmp_path: Path):
+    class Watching(LiveDetector):
+        name = "watching"
+
+        def score(self, classifier: Any, images: Tensor) -> Tensor:
+            assert not classifier(images).taps
+            return torch.zeros(len(images))
+
+    model = Counting()
+    classifier = Classifier(model, taps=("stage_means(layers=('body',))",), head="head")
+    done = Extractor(tmp_path).extract(classifier, pixels, "t", images(), [Watching()])
+    assert set(done.outputs.taps) == {"stage_means(layers=('body',))"}
 
 
 @pytest.fixture

@@ -82,3 +82,11 @@ def test_more_than_the_disk_holds_is_refused_before_writing(tmp_path: Path, monk
     with pytest.raises(ValueError, match=r"needs .* GB, but the disk has 0.0 GB free"):
         store.write("g", store.shards[0], {"x": torch.zeros(SHARD_ROWS, 3)}, {})
     assert store.done("g") == set()
+
+
+def test_a_sealed_group_is_remembered(tmp_path: Path):
+    store, _ = filled(tmp_path)
+    assert not store.sealed("g")
+    store.seal("g")
+    assert Store(tmp_path, ROWS, {"weights": "w"}).sealed("g")
+    assert not store.sealed("other")

@@ -32,6 +32,7 @@ class Choices:
     calibrators: str
     ensemble: str
     models: Sequence[str]
+    members: Sequence[str]
     checkpoints: Sequence[Path]
     pretrained: bool
     transform: str
@@ -79,7 +80,7 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
     if choices.suite == "digits":
         suite, models, members = _digits(choices, device, taps)
     else:
-        suite, models, members = *_folders(choices, device, taps), []
+        suite, models, members = _folders(choices, device, taps)
     facts = {
         "suite": suite.name,
         "protocol": suite.protocol,
@@ -116,7 +117,7 @@ def _digits(
     choices: Choices, device: str, taps: Sequence[str]
 ) -> tuple[Suite, list[LoadedClassifier], list[LoadedClassifier]]:
     """The suite, the network that is scored, and the further seeds that only join the ensemble."""
-    if choices.models or choices.checkpoints or choices.folders or choices.ood:
+    if choices.models or choices.members or choices.checkpoints or choices.folders or choices.ood:
         raise ValueError("the digits suite brings its own images and networks; for yours, use --suite folders")
     count = _DIGITS_MEMBERS if _pools(choices.ensemble) else 1
     networks = [digits_classifier(choices.seed + number, taps if number == 0 else ()) for number in range(count)]
@@ -125,15 +126,19 @@ def _digits(
     return digits_suite(), networks[:1], networks[1:]
 
 
-def _folders(choices: Choices, device: str, taps: Sequence[str]) -> tuple[Suite, list[LoadedClassifier]]:
+def _folders(
+    choices: Choices, device: str, taps: Sequence[str]
+) -> tuple[Suite, list[LoadedClassifier], list[LoadedClassifier]]:
+    """The suite, the models that are scored, and those that only join the ensemble."""
     if "id" not in choices.folders:
         raise ValueError("the folders suite needs --id DIR with in-distribution images")
     if not choices.models:
         raise ValueError(
             "the folders suite needs --model, e.g. --model timm:resnet50 or --model demo:efficientnet_lite0"
         )
-    if choices.checkpoints and len(choices.checkpoints) != len(choices.models):
-        raise ValueError(f"{len(choices.models)} --model need as many --checkpoint, got {len(choices.checkpoints)}")
+    specs = (*choices.models, *choices.members)
+    if choices.checkpoints and len(choices.checkpoints) != len(specs):
+        raise ValueError(f"{len(specs)} models need as many --checkpoint, got {len(choices.checkpoints)}")
     folders = Folders(
         id=choices.folders["id"],
         ood=_named_folders(choices.ood),
@@ -154,15 +159,16 @@ def _folders(choices: Choices, device: str, taps: Sequence[str]) -> tuple[Suite,
             device=device,
             transform=choices.transform,  # pyright: ignore[reportArgumentType]  # checked there
             head=choices.head or None,
-            taps=taps,
+            taps=taps if number < len(choices.models) else (),
             amp=amp,
         )
-        for number, spec in enumerate(choices.models)
+        for number, spec in enumerate(specs)
     ]
     classes = {model.spec: model.classifier.head.weight.shape[0] for model in models}
     if len(set(classes.values())) > 1:
         raise ValueError(f"the models must know the same classes, but have {classes}")
-    return folders.suite(classes[models[0].spec], models[0].class_names), models
+    suite = folders.suite(classes[models[0].spec], models[0].class_names)
+    return suite, models[: len(choices.models)], models[len(choices.models) :]
 
 
 def _named_folders(texts: Sequence[str]) -> dict[str, Path]:

@@ -67,6 +67,7 @@ class Runner:
         self.suite = suite
         self.settings = settings
         self.folder = folder
+        self._gaps: dict[str, dict[str, str]] = {}
         self.recorder = Recorder(suite, folder, settings.bootstrap, settings.seed)
 
     def run(self) -> None:
@@ -124,6 +125,7 @@ class Runner:
                     model.classifier, model.transform, model.preprocessing, images, live
                 )
             self._report(model.spec, images, done)
+            self._gaps.setdefault(model.spec, {}).update(done.gaps)
             position = torch.full((len(images),), -1, dtype=torch.int64)
             position[done.rows] = torch.arange(len(done.rows))
             for part in self.suite.parts:
@@ -182,9 +184,12 @@ class Runner:
     ) -> None:
         available = frozenset(next(iter(parts.values())).taps)
         for method in self.settings.methods:
-            missing = ", ".join(sorted(set(method.detector.taps) - available))
+            gaps = [f"{tap} ({self._gaps[model.spec].get(tap, 'not given')})" for tap in method.detector.taps]
+            missing = ", ".join(
+                gap for tap, gap in zip(method.detector.taps, gaps, strict=True) if tap not in available
+            )
             if missing and not method.chosen and not isinstance(method.detector, LiveDetector):
-                self.folder.facts["left_out"].setdefault(model.spec, {})[method.spec] = f"needs {missing}"
+                self.folder.facts["left_out"].setdefault(model.spec, {})[method.spec] = f"needs the tap {missing}"
                 continue
             with self.folder.stage(f"detect {method.spec}"):
                 if isinstance(method.detector, LiveDetector):
@@ -192,7 +197,7 @@ class Runner:
                     if mask is not None:
                         result = self._refuse(method, "live detectors do not see a class mask yet")
                 elif missing:
-                    result = self._refuse(method, f"needs {missing}, which {model.spec} does not give")
+                    result = self._refuse(method, f"needs the tap {missing} of {model.spec}")
                 else:
                     result = self._scores(method, method.detector, parts)
                 scored = result if isinstance(result, str) else {name: result[name] for name in self._scored(parts)}
@@ -265,7 +270,8 @@ class Runner:
                 raise ValueError(f"the members could read different numbers of images of {part.name!r}")
         if self.suite.calibration is not None:
             held_out = [view[self.suite.calibration.name] for view in members]
-            pool.fit(torch.stack([outputs.logits for outputs in held_out]), held_out[0].labels)
+            known = held_out[0].labels != UNKNOWN
+            pool.fit(torch.stack([outputs.logits[known] for outputs in held_out]), held_out[0].labels[known])
         pooled = {}
         for part in self.suite.parts:
             logits = torch.stack([view[part.name].logits for view in members])

@@ -11,6 +11,7 @@ resample would have moved inside a cell is left out: of a cumulative share of th
 that it has in the middle of the ranking, so intervals come out short by about 0.1 %.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -37,6 +38,8 @@ Metric = str | Callable[[ArrayLike, ArrayLike], float]
 
 CELLS = 2048
 """Up to this many distinct scores every one has its own cell and the bootstrap is exact."""
+
+_KEPT_NUMBERS = 1 << 21  # 16 MiB of cumulated counts
 
 CHUNK = 32  # resamples at a time: the counts of 32 × 60,000 rows are 8 MiB
 
@@ -330,6 +333,18 @@ def _draws(sizes: tuple[int, int], mode: Strata, resamples: int, seed: int) -> I
     """Chunks of resamples: for every rank r, how many draws fell on the r highest of each sample."""
     if mode not in ("fixed", "random"):
         raise ValueError(f"strata must be 'fixed' or 'random', but is {mode!r}")
+    if resamples * sum(sizes) <= _KEPT_NUMBERS:
+        return iter(_kept_draws(sizes, mode, resamples, seed))
+    return _new_draws(sizes, mode, resamples, seed)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_draws(sizes: tuple[int, int], mode: Strata, resamples: int, seed: int) -> tuple[tuple[slice, Steps], ...]:
+    """Small sets of resamples are drawn once for all the methods of a run, which have the same sizes."""
+    return tuple(_new_draws(sizes, mode, resamples, seed))
+
+
+def _new_draws(sizes: tuple[int, int], mode: Strata, resamples: int, seed: int) -> Iterator[tuple[slice, Steps]]:
     total = sum(sizes)
     for start in range(0, resamples, CHUNK):
         count = min(CHUNK, resamples - start)

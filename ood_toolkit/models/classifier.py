@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ood_toolkit.models.head import LOGITS, as_head, as_rows, describe_break, find_head, is_linear, logits_of
 from ood_toolkit.models.stages import find_stages
-from ood_toolkit.models.taps import Tap, TapPlan, build_tap
+from ood_toolkit.models.taps import Afterwards, Tap, TapPlan, build_tap
 from ood_toolkit.outputs import UNKNOWN, Head, Outputs, full_precision
 
 Images = Float[Tensor, "N channels H W"] | UInt8[Tensor, "N channels H W"]
@@ -38,8 +38,9 @@ class Classifier(nn.Module):
         std: what every channel is divided by, > 0.
         head: the head's module name; "logits" for a model without one: its logits are its features too, under an
             identity head. Found by itself by default.
-        taps: further tensors to keep from inner layers; see `ood_toolkit.models.taps`. Those that this model cannot
-            give are left out of `outputs.taps`; `tap_gaps` says why.
+        taps: further tensors to keep from inner layers; see `ood_toolkit.models.taps`. A model may bring taps of its
+            own as `own_taps`, by name. Those that this model cannot give are left out of `outputs.taps`; `tap_gaps`
+            says why.
         amp: run the model under autocast in this dtype (`torch.float16`, `torch.bfloat16`). Features then carry that
             dtype's rounding, but logits are made from them in float32: half precision would make ties.
     """
@@ -71,10 +72,13 @@ class Classifier(nn.Module):
         self.tap_gaps: dict[str, str] = {}
         """Why this model does not give a tap it was asked for, by spec; filled at the first batch."""
         self._taps: dict[str, Tap] = {}
+        self._afterwards: dict[str, Afterwards] = {}
         for spec in self.taps:
-            tap = build_tap(spec)
+            tap = build_tap(spec, getattr(model, "own_taps", {}))
             if tap is None:
                 self.tap_gaps[spec] = "comes from no single classifier"
+            elif isinstance(tap, Afterwards):
+                self._afterwards[spec] = tap
             else:
                 self._taps[spec] = tap
         self._plan: TapPlan | None = None
@@ -118,7 +122,20 @@ class Classifier(nn.Module):
         if not self._checked:
             self.check(images[:2])
         with torch.no_grad():
-            return self._outputs(images, self.amp)
+            outputs = self._outputs(images, self.amp)
+        if not self._afterwards:
+            return outputs
+        pixels = images.to(self.device)
+        pixels = pixels if pixels.is_floating_point() else pixels.float() / 255
+        plain = self.with_taps(())
+        taps = {spec: tap.compute(plain, pixels, outputs) for spec, tap in self._afterwards.items()}
+        return outputs.with_taps(taps)
+
+    def with_taps(self, taps: Sequence[str]) -> "Classifier":
+        """The same model, not a copy of it, with these taps instead."""
+        other = Classifier(self.model, mean=self.mean, std=self.std, head=self.head_name, taps=taps, amp=self.amp)
+        other._checked = self._checked and not other._taps
+        return other
 
     def differentiate(self, images: Float[Tensor, "N channels H W"]) -> Outputs:
         """Outputs whose logits and features carry gradients to `images` and to the head's own parameters.

@@ -6,20 +6,24 @@ very words.
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ood_toolkit.detectors.adascale import nudged_features
 from ood_toolkit.detectors.ash import concentration, kept_count, largest
+from ood_toolkit.detectors.base import Differentiable
 from ood_toolkit.detectors.gram import gram_rows
 from ood_toolkit.detectors.layers import join_layers
 from ood_toolkit.detectors.rankfeat import without_rank_one
 from ood_toolkit.fitted import parse
 from ood_toolkit.models.stages import Map, Stages, as_map, hooked, like_output
+from ood_toolkit.outputs import Outputs
 
 Edit = Callable[[Map], Map]
 
@@ -183,16 +187,60 @@ class ReActMap(ShapedMap):
         return rows.clamp(max=self.threshold)
 
 
+class Afterwards(Tap):
+    """Computed after the pass, from its outputs or by further passes of the model."""
+
+    @abstractmethod
+    def compute(self, classifier: Differentiable, images: Float[Tensor, "N C H W"], outputs: Outputs) -> Tensor:
+        """(N, …) what is kept.
+
+        Args:
+            classifier: the model without any tap.
+            images: in pixel units, float in [0, 1], on the model's device.
+            outputs: of these images.
+        """
+
+
+class NudgedFeatures(Afterwards):
+    """(N, D): the features of images whose least important pixels have moved, see `adascale.nudged_features`."""
+
+    name = "nudged_features"
+
+    def __init__(self, pixels: float = 0.05, epsilon: float = 0.113) -> None:
+        self.pixels = pixels
+        self.epsilon = epsilon
+
+    def compute(self, classifier: Differentiable, images: Float[Tensor, "N C H W"], outputs: Outputs) -> Tensor:
+        """Two passes and one backward pass more."""
+        return nudged_features(classifier, images, self.pixels, self.epsilon)
+
+
 TAPS: dict[str, type[Tap]] = {
-    tap.name: tap for tap in (StageMeans, StageGram, RankOneRemoved, ASHPMap, ASHBMap, ASHSMap, SCALEMap, ReActMap)
+    tap.name: tap
+    for tap in (
+        StageMeans,
+        StageGram,
+        RankOneRemoved,
+        ASHPMap,
+        ASHBMap,
+        ASHSMap,
+        SCALEMap,
+        ReActMap,
+        NudgedFeatures,
+    )
 }
 """Every tap that a model can give, by name. A new one is a class and a word here."""
 
 
-def build_tap(spec: str) -> Tap | None:
-    """The tap that a spec such as `stage_means(layers=('layer4',))` asks for; None if no model gives it."""
+def build_tap(spec: str, own: Mapping[str, Callable[..., Tap]] = MappingProxyType({})) -> Tap | None:
+    """The tap that a spec such as `stage_means(layers=('layer4',))` asks for; None if the model does not give it.
+
+    Args:
+        spec: name and arguments.
+        own: the taps that the model brings beside `TAPS`, by name.
+    """
     name, arguments = parse(spec)
-    kind: Any = TAPS.get(name)
+    kind: Any = own.get(name, TAPS.get(name))
     if kind is None:
         return None
     try:

@@ -109,3 +109,16 @@ def test_maps_come_back_in_their_own_layout(shape):
     layer = as_map(output, model)
     assert layer.shape[:2] == (2, 5)
     assert torch.equal(like_output(layer, output, model), output)
+
+
+def test_nudged_features_are_those_of_the_nudged_images():
+    from ood_toolkit.detectors.adascale import nudged_features
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    images = (torch.rand(5, 3, 8, 8) * 255).to(torch.uint8)
+    spec = "nudged_features(pixels=0.2, epsilon=0.3)"
+    given = Classifier(model, taps=(spec,))(images)
+    expected = nudged_features(Classifier(model), images.float() / 255, 0.2, 0.3)
+    assert torch.allclose(given.taps[spec], expected, atol=1e-6)
+    assert not torch.allclose(given.taps[spec], given.features, atol=1e-4)
