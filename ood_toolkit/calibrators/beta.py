@@ -9,7 +9,7 @@ from ood_toolkit.calibrators.top_label import TopLabelCalibrator
 
 
 class BetaCalibrator(TopLabelCalibrator):
-    """`P(right) = σ(a ln p - b ln(1 - p) + c)` with a, b ≥ 0, of the predicted class's confidence p (eq. 1, ABM).
+    """`P(right) = σ(a ln p - b ln(1 - p) + c)` with a, b ≥ 0, of the predicted class's confidence p (abm).
 
     More flexible than Platt: a = b is Platt on log-odds, a ≠ b bends the two ends differently, and the identity
     (a = b = 1, c = 0) is in the family. A weight that comes out negative is set to 0 and the rest fitted again, as in

@@ -10,11 +10,11 @@ class DirichletCalibrator(MatrixCalibrator):
     """`softmax(W ln p + b)`: what calibrates if the probabilities of each class's rows are Dirichlet distributed.
 
     Differs from matrix scaling of logits by reading log-probabilities, which have no free offset; the penalties,
-    defaults and cost are those of `MatrixCalibrator` (ODIR, eq. 5 of the paper with its linear parametrisation, eq. 3).
+    defaults and cost are those of `MatrixCalibrator` (ODIR), W and b the paper's linear parametrisation.
     """
 
     name = "dirichlet"
-    paper = "Kull et al., Beyond temperature scaling, NeurIPS 2019, arXiv:1910.12656, eq. 3 and section 4"
+    paper = "Kull et al., Beyond temperature scaling, NeurIPS 2019, arXiv:1910.12656"
     cite = "kull2019dirichlet"
     equation = "softmax(W log p + b)"
 

@@ -32,7 +32,7 @@ class MeanProbabilityEnsemble(EnsemblePool):
     name = "mean_probability"
     paper = (
         "Lakshminarayanan et al., Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles, "
-        "NeurIPS 2017, arXiv:1612.01474, section 2.4"
+        "NeurIPS 2017, arXiv:1612.01474"
     )
     cite = "lakshminarayanan2017ensembles"
     equation = "(1/M) Σ_m softmax(z_m)"
@@ -51,7 +51,7 @@ class MeanLogitEnsemble(EnsemblePool):
     """
 
     name = "mean_logit"
-    paper = "Hinton, Training Products of Experts by Minimizing Contrastive Divergence, Neural Computation 2002, eq. 1"
+    paper = "Hinton, Training Products of Experts by Minimizing Contrastive Divergence, Neural Computation 2002"
     cite = "hinton2002products"
     equation = "softmax((1/M) Σ_m z_m)"
 

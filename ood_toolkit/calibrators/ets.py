@@ -13,7 +13,7 @@ from ood_toolkit.stats import row_chunks
 
 
 class ETSCalibrator(Calibrator):
-    """`w₁ softmax(z / T) + w₂ softmax(z) + w₃ / C` with non-negative weights that sum to 1 (eq. 6).
+    """`w₁ softmax(z / T) + w₂ softmax(z) + w₃ / C` with non-negative weights that sum to 1.
 
     Two numbers more than temperature scaling, from which it starts, and as accuracy-preserving. The uniform part
     helps where a share of the rows is wrong however confident. T is that of temperature scaling.
@@ -25,7 +25,7 @@ class ETSCalibrator(Calibrator):
     """
 
     name = "ets"
-    paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329, eq. 6"
+    paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329"
     cite = "zhang2020mix"
     equation = "w₁ softmax(z / T) + w₂ softmax(z) + w₃ / C"
     family = "composition"

@@ -12,7 +12,7 @@ class IROvATSCalibrator(MixNMatchCalibrator):
 
     name = "irova_ts"
     equation = "isotonic of softmax(z / T)"
-    paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329, section 3.3 (IROvA-TS)"
+    paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329 (IROvA-TS)"
 
     def __init__(self) -> None:
         super().__init__(parametric="temperature", nonparametric="isotonic")

@@ -169,7 +169,7 @@ class IRMCalibrator(Calibrator):
     """
 
     name = "irm"
-    paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329, section 3.2 (IRM)"
+    paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329 (IRM)"
     cite = "zhang2020mix"
     equation = "p′_c ∝ g(p_c), g the isotonic regression of all pairs (p_c, [label = c]) together"
     family = "isotonic"

@@ -17,7 +17,7 @@ class MatrixCalibrator(Calibrator):
 
     The most flexible linear map: it can move probability from one class to those it is confused with. C² numbers need
     many rows per class; the penalties `λ mean_{i≠j} w_ij² + μ mean b_i²`, added to the mean NLL, leave the diagonal
-    free (Kull et al., section 4). By default λ and μ come from the data by empirical Bayes, as in `VectorCalibrator`;
+    free (Kull et al.). By default λ and μ come from the data by empirical Bayes, as in `VectorCalibrator`;
     where the off-diagonal shows nothing but noise it stays 0.
 
     At 1000 classes one sweep is two products of (N, C) and (C, C): expect minutes, and see whether `vector` will do.
@@ -32,8 +32,8 @@ class MatrixCalibrator(Calibrator):
 
     name = "matrix"
     paper = (
-        "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599, eq. 8; ODIR: Kull et al., "
-        "Beyond temperature scaling, NeurIPS 2019, arXiv:1910.12656, section 4"
+        "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599; ODIR: Kull et al., "
+        "Beyond temperature scaling, NeurIPS 2019, arXiv:1910.12656"
     )
     cite = "kull2019dirichlet"
     equation = "softmax(W z + b)"

@@ -12,7 +12,7 @@ class MixNMatchCalibrator(Calibrator):
     """Fits one calibrator, then another on the log-probabilities of the first.
 
     The first takes out what few numbers can express, so that the second, which needs many rows, has less left to do:
-    the composition of section 3.3 of the paper, for any pair. It keeps the argmax where both parts do; that depends
+    the paper's composition, for any pair. It keeps the argmax where both parts do; that depends
     on the parts, so it is not claimed for the class.
 
     Args:
@@ -21,7 +21,7 @@ class MixNMatchCalibrator(Calibrator):
     """
 
     name = "mix_n_match"
-    paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329, section 3.3"
+    paper = "Zhang et al., Mix-n-Match, ICML 2020, arXiv:2003.07329"
     cite = "zhang2020mix"
     equation = "nonparametric(log parametric(z))"
     family = "composition"

@@ -15,7 +15,7 @@ class PriorShiftCalibrator(Calibrator):
 
     For label shift: p(x | y) stays, p(y) changes from π (counted in the held-out labels, one pseudo-row per class) to
     q. Either give q as `target`, or call `adapt` with unlabelled logits from the new place, which finds the q of
-    highest likelihood by EM (Saerens et al., eq. 9; with calibrated inputs as in Alexandari et al.). EM is only as
+    highest likelihood by EM (Saerens et al.; with calibrated inputs as in Alexandari et al.). EM is only as
     good as the calibration of its input, hence `base`.
 
     Args:
@@ -26,7 +26,7 @@ class PriorShiftCalibrator(Calibrator):
     name = "prior_shift"
     paper = (
         "Saerens et al., Adjusting the Outputs of a Classifier to New a Priori Probabilities, Neural Computation 2002, "
-        "eqs. 4 and 9; Alexandari et al., ICML 2020, arXiv:1901.06852"
+        "Alexandari et al., ICML 2020, arXiv:1901.06852"
     )
     cite = "saerens2002adjusting"
     equation = "p′_c ∝ p_c q_c / π_c"

@@ -29,7 +29,7 @@ class PTSCalibrator(RowTemperatureCalibrator):
     name = "pts"
     paper = (
         "Tomani et al., Parameterized Temperature Scaling for Boosting the Expressive Power in Post-Hoc Uncertainty "
-        "Calibration, ECCV 2022, arXiv:2102.12182, eqs. 6 to 8"
+        "Calibration, ECCV 2022, arXiv:2102.12182"
     )
     cite = "tomani2022parameterized"
     equation = "softmax(z / T) with T = |network(k largest logits, sorted)|"

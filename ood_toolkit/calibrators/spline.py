@@ -13,7 +13,7 @@ class SplineCalibrator(TopLabelCalibrator):
 
     Rows sorted by confidence, t in [0, 1] their rank: a natural cubic spline with evenly spaced knots is fitted by
     least squares to `(1/N) Σ_{i ≤ tN} (right_i - confidence_i)`, whose largest value is the KS calibration error. Its
-    slope at t is what the confidence of that rank is wrong by (eqs. 8 to 10). No bins and no assumed shape; not
+    slope at t is what the confidence of that rank is wrong by (section 4). No bins and no assumed shape; not
     necessarily monotone, so it can reorder rows.
 
     Args:

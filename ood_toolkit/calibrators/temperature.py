@@ -151,7 +151,7 @@ class TemperatureCalibrator(Calibrator):
     """
 
     name = "temperature"
-    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599, eq. 9"
+    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599"
     cite = "guo2017calibration"
     equation = "softmax(z / T)"
     preserves_argmax = True

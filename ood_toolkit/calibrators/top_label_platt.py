@@ -9,14 +9,14 @@ from ood_toolkit.calibrators.top_label import TopLabelCalibrator
 
 
 class TopLabelPlattCalibrator(TopLabelCalibrator):
-    """`P(right) = σ(a · log-odds + b)` of the predicted class (Platt's eq. 1 on the log-odds of the confidence).
+    """`P(right) = σ(a · log-odds + b)` of the predicted class (Platt's sigmoid on the log-odds of the confidence).
 
     Two numbers, so it fits on few rows; like temperature it bends all confidences one way, and b adds what
     temperature cannot, a prediction that is wrong more often than even its lowest confidence says. A fitted a < 0
     means that confident rows are wrong more often, and is kept as found.
 
     Args:
-        prior_count: a in Platt's targets (section 2.2 of his paper): pseudo-rows of each kind, ≥ 0. At 0 this is plain
+        prior_count: a in Platt's targets: pseudo-rows of each kind, ≥ 0. At 0 this is plain
             maximum likelihood, which does not exist where confidence separates right from wrong.
 
     Differs from netcal's `LogisticCalibration`, which is plain maximum likelihood (`prior_count=0`).

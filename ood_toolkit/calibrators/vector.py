@@ -34,7 +34,7 @@ class VectorCalibrator(Calibrator):
     """
 
     name = "vector"
-    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599, eq. 8"
+    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599"
     cite = "guo2017calibration"
     equation = "softmax(w ⊙ z + b)"
     slopes: Float[Tensor, " C"]

@@ -72,10 +72,10 @@ class ActivationShaping(Rectifier):
 class ASHPDetector(ActivationShaping):
     """Flags inputs whose few largest features do not make a confident prediction. Needs no training data.
 
-    The plainest of the three: prune, nothing else (Algorithm 1 of the paper). ASH-B and ASH-S do better in the paper.
+    The plainest of the three: prune, nothing else. ASH-B and ASH-S do better in the paper.
 
     Args:
-        percentile: share of the features that is dropped, in percent. The paper's ImageNet/ResNet-50 value is 60.
+        percentile: share of the features that is dropped, in percent. The authors' function has 65.
         score: the equation that reads the new logits.
 
     Features are the pooled ones, as in the authors' networks; shaping the feature map before pooling ranks otherwise.
@@ -95,10 +95,10 @@ class ASHPDetector(ActivationShaping):
 class ASHBDetector(ActivationShaping):
     """Flags inputs by *which* features are largest, not by how large they are. Needs no training data.
 
-    Algorithm 2 of the paper: the k kept features all become `s₁ / k`, s₁ being the row's sum before pruning.
+    The k kept features all become `s₁ / k`, s₁ being the row's sum before pruning.
 
     Args:
-        percentile: share of the features that is dropped, in percent. The paper's ImageNet/ResNet-50 value is 65.
+        percentile: share of the features that is dropped, in percent. 65 is the default of the authors' function.
         score: the equation that reads the new logits.
     """
 
@@ -117,11 +117,11 @@ class ASHBDetector(ActivationShaping):
 class ASHSDetector(ActivationShaping):
     """Flags inputs whose pruned features, sharpened by how much was pruned, are unconvincing. Needs no training data.
 
-    The paper's best variant on ImageNet. Algorithm 3: kept features times `exp(s₁ / s₂)`, the row's sums before and
+    The authors' choice on ImageNet. Kept features times `exp(s₁ / s₂)`, the row's sums before and
     after pruning.
 
     Args:
-        percentile: share of the features that is dropped, in percent. The paper's ImageNet/ResNet-50 value is 90.
+        percentile: share of the features that is dropped, in percent. 90 is the authors' ImageNet setting.
         score: the equation that reads the new logits.
 
     Meant for non-negative features. Where features have both signs, `s₁ / s₂` is limited to ±80.

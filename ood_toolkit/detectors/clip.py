@@ -107,6 +107,8 @@ class ClipCosineDetector(ZeroShotDetector):
 class ClipEnergyDetector(ZeroShotDetector):
     """Flags images by the free energy of their cosines, `−τ log Σ exp(cos / τ)`.
 
+    Between `clip_cosine`, its limit for small τ, and the mean cosine to all classes, its limit for large τ.
+
     Args:
         temperature: τ > 0, divides cosines. 0.01 is CLIP's own; at 1 the sum sees all classes alike and ranks badly.
 
@@ -129,6 +131,8 @@ class ClipEnergyDetector(ZeroShotDetector):
 
 class ClipEntropyDetector(ZeroShotDetector):
     """Flags images by the entropy of `softmax(cos / τ)`.
+
+    Choose it over MCM where it matters how the other classes share the rest.
 
     Args:
         temperature: τ > 0, divides cosines. The paper's code uses 1.

@@ -29,7 +29,7 @@ class DICEDetector(Rectifier):
 
     Args:
         percentile: p, share of the weights that is dropped, in percent of the whole matrix. 90 is the default of the
-            authors' code; the paper picks p on Gaussian noise and reports 70 for ImageNet.
+            authors' code.
         score: the equation that reads the new logits.
 
     Differs from a widespread shortcut that ranks the weights by size alone: the mean feature belongs in the ranking.

@@ -58,6 +58,8 @@ class DoctorAlphaDetector(Detector):
 class DoctorBetaDetector(Detector):
     """Flags predictions by the odds of an error if the softmax is right. Ranks as MSP at the same temperature.
 
+    Choose it where the score itself should be read as odds.
+
     Args:
         temperature: T > 0 that divides the logits; the paper uses 1 where only probabilities are known.
 

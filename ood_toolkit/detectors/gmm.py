@@ -22,8 +22,8 @@ _BLOCK_NUMBERS = 1 << 22
 class GMMDetector(Detector):
     """Flags features of low density under a mixture of one Gaussian per class, each with its own covariance.
 
-    `−log Σ_c π_c N(f; μ_c, Σ_c)`, π_c the share of training rows: Gaussian discriminant analysis (Mukhoti et al.,
-    Section 3). Prefer it to `mahalanobis` where classes differ in shape and have many more rows than features.
+    `−log Σ_c π_c N(f; μ_c, Σ_c)`, π_c the share of training rows: Gaussian discriminant analysis
+    (Mukhoti et al.). Prefer it to `mahalanobis` where classes differ in shape and have many more rows than features.
 
     Args:
         dim: principal components of the features to keep first, 1 to D. By default all, unless the C covariances

@@ -20,7 +20,7 @@ class GradNormDetector(Detector):
 
     It joins feature norm and confidence in one product. The score is minus the L1 norm of the gradient of the
     cross-entropy between the uniform distribution and `softmax(z / T)` with respect to the head's weight, which is an
-    outer product: `‖f‖₁ · ‖softmax(z / T) − 1/C‖₁ / T` (the decomposition U · V of the paper's Section 5).
+    outer product: `‖f‖₁ · ‖softmax(z / T) − 1/C‖₁ / T` (the paper's decomposition U · V).
 
     Args:
         temperature: T > 0; the paper uses 1.

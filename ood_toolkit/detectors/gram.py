@@ -14,7 +14,7 @@ from ood_toolkit.stats import present_classes
 
 
 def gram_rows(layer: Float[Tensor, "N D P"], powers: int) -> Float[Tensor, "N powers D"]:
-    """Row sums of the Gram matrix of order p, `G_p = (Fᵖ Fᵖᵀ)^(1/p)`, for p = 1 to `powers` (Sastry and Oore, Sec. 3).
+    """Row sums of the Gram matrix of order p, `G_p = (Fᵖ Fᵖᵀ)^(1/p)`, for p = 1 to `powers` (Sastry and Oore).
 
     As in the authors' code the sum over a row is taken first and the (signed) root of the sum after it. The D × D
     matrix is never built: its row sums are `Fᵖ (Fᵖᵀ 1)`. Numbers are divided by the image's largest one, and the
@@ -46,9 +46,9 @@ class GramDetector(Detector):
 
     Row sums of Gram matrices of several orders are compared with their minimum and maximum over the training images
     predicted as that class; the relative excess δ is summed over channels and orders, divided by the largest softmax
-    probability, normalised per layer by its mean over held-out rows, and summed over layers (Sastry and Oore,
-    Sec. 3). Strong on far OOD, where low-level statistics differ; weak on near OOD. Costs storage: one number per
-    channel, layer and order for every image.
+    probability, normalised per layer by its mean over held-out rows, and summed over layers. Strong on far OOD, where
+    low-level statistics differ; weak on near OOD. Costs storage: one number per channel, layer and order for every
+    image.
 
     Args:
         layers: module names, as in the model; by default its stages. The authors take every convolution and ReLU.

@@ -14,8 +14,8 @@ from ood_toolkit.stats import l2_normalise, nearest
 class KNNDetector(Detector):
     """Flags features whose direction has few training features nearby. Assumes nothing about their distribution.
 
-    The Euclidean distance of the unit-length feature to the k-th nearest unit-length training feature (Sun et al.,
-    Section 3). Strong on well-clustered features; costs most of all at scoring, and it keeps its training rows: 4·N·D
+    The Euclidean distance of the unit-length feature to the k-th nearest unit-length training feature
+    (Sun et al.). Strong on well-clustered features; costs most of all at scoring, and it keeps its training rows: 4·N·D
     bytes. Fit it on a sample of the rows where that is too much; the paper divides k by the same factor.
 
     Args:

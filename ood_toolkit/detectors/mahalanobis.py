@@ -23,7 +23,7 @@ def whiten(
 class MahalanobisDetector(Detector):
     """Flags features far from every class mean, in units of the shared within-class covariance.
 
-    `min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)` (Lee et al., Eq. 1 and 2), Σ the covariance of all rows about their class means,
+    `min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)` (Lee et al.), Σ the covariance of all rows about their class means,
     divided by N. Strong where classes are compact, as in large pre-trained transformers; weak for near OOD, where
     `rmds` helps, and where feature norms vary, where `mahalanobis_pp` helps.
 
@@ -77,7 +77,7 @@ class MahalanobisDetector(Detector):
 class RMDSDetector(MahalanobisDetector):
     """Flags features that are farther from every class than from the training set as a whole.
 
-    `min_c d_c(f) − d_0(f)` (Ren et al., Eq. 3 and 4), d_c the squared Mahalanobis distance to class c as in
+    `min_c d_c(f) − d_0(f)` (Ren et al.), d_c the squared Mahalanobis distance to class c as in
     `mahalanobis`, d_0 that to the mean of all training rows under their covariance. What is unusual in ways that
     have nothing to do with the classes cancels, which helps for near OOD.
 
@@ -118,7 +118,7 @@ class MahalanobisPPDetector(MahalanobisDetector):
     """Flags directions of features far from every class mean: `mahalanobis` on features of unit length.
 
     Choose it over `mahalanobis` wherever feature norms vary between or within classes, which most networks show:
-    normalising (Müller and Hein, Section 4) brings the rows closer to Gaussians with one covariance.
+    normalising (Müller and Hein) brings the rows closer to Gaussians with one covariance.
 
     Args:
         ridge: added to the diagonal of the covariance, in units of squared unit-length features, ≥ 0. With 0,
@@ -143,6 +143,8 @@ class MahalanobisPPDetector(MahalanobisDetector):
 
 class RMDSPPDetector(RMDSDetector):
     """Flags directions of features that fit no class better than the whole: `rmds` on features of unit length.
+
+    Choose it for near OOD where feature norms vary.
 
     Args:
         ridge: added to the diagonal of both covariances, in units of squared unit-length features, ≥ 0. With 0,

@@ -47,7 +47,7 @@ class ASHPMapDetector(MapShaping):
         percentile: share of the D·H·W numbers that is dropped, in percent.
         score: the equation that reads the new logits.
 
-    Differs from the authors' code, which shapes pooled features; it is Algorithm 1 of the paper on the map.
+    Differs from the authors' code, which shapes pooled features; the algorithm is the same.
     """
 
     name = "ash_p_map"
@@ -68,7 +68,7 @@ class ASHBMapDetector(MapShaping):
         percentile: share of the D·H·W numbers that is dropped, in percent.
         score: the equation that reads the new logits.
 
-    Differs from the authors' code, which shapes pooled features; it is Algorithm 2 of the paper on the map.
+    Differs from the authors' code, which shapes pooled features; the algorithm is the same.
     """
 
     name = "ash_b_map"
@@ -89,7 +89,7 @@ class ASHSMapDetector(MapShaping):
         percentile: share of the D·H·W numbers that is dropped, in percent.
         score: the equation that reads the new logits.
 
-    Differs from the authors' code, which shapes pooled features; it is Algorithm 3 of the paper on the map.
+    Differs from the authors' code, which shapes pooled features; the algorithm is the same.
     """
 
     name = "ash_s_map"

@@ -17,13 +17,13 @@ _VARIANTS = {"resnet": (False, False), "vit": (True, False), "deit": (True, True
 class NECODetector(Detector):
     """Flags features that lose much of their length in the principal subspace of the training features.
 
-    `‖P z‖ / ‖z‖` (Ben Ammar et al., Eq. 6), z the feature standardised per dimension, P its leading principal
+    `‖P z‖ / ‖z‖` (Ben Ammar et al.), z the feature standardised per dimension, P its leading principal
     components, times the largest logit where `arch` says so. Made for networks trained until neural collapse.
 
     Args:
         dim: components in P, 1 to D; by default the fewest that hold `variance` of the total.
         variance: the share of the variance to keep, in (0, 1], where `dim` is not given.
-        arch: the authors' variants. "vit": times the largest logit. "resnet": the ratio alone, as in Eq. 6. "deit"
+        arch: the authors' variants. "vit": times the largest logit. "resnet": the ratio alone. "deit"
             and "swin": times the largest logit, over the length of the feature that is not standardised.
 
     Differs from the authors' code in direction: there high means in-distribution.

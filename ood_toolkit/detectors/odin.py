@@ -26,7 +26,7 @@ def as_pixels(images: Tensor) -> Float[Tensor, "N 3 H W"]:
 def towards_prediction(
     classifier: Differentiable, images: Float[Tensor, "N 3 H W"], temperature: float, eps: float
 ) -> Float[Tensor, "N 3 H W"]:
-    """`x − ε sign(∇ₓ −log softmax_ŷ(z / T))`: the input after one step that raises its own prediction (Eq. 2)."""
+    """`x − ε sign(∇ₓ −log softmax_ŷ(z / T))`: the input after one step that raises its own prediction."""
     inputs = as_pixels(images).clone().requires_grad_()
     logits = classifier.differentiate(inputs).logits
     with torch.enable_grad():

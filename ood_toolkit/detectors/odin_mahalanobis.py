@@ -17,7 +17,7 @@ class ODINMahalanobisDetector(LiveDetector):
     """Flags images that stay far from every class mean although a small step was taken towards the nearest.
 
     `x̂ = x − ε sign(∇ₓ min_c d_c(x))`, then `min_c d_c(x̂)`, d_c the squared Mahalanobis distance of the features as in
-    `mahalanobis` (Lee et al., Eq. 3 and Algorithm 1, for the penultimate layer). Prefer it to `mahalanobis` when the
+    `mahalanobis` (Lee et al., Algorithm 1, for the penultimate layer). Prefer it to `mahalanobis` when the
     passes can be afforded: two forward and one backward per image.
 
     Args:

@@ -83,7 +83,7 @@ class PCADetector(Detector):
 class CoPDetector(Detector):
     """Flags feature directions that the principal components of the training directions reconstruct badly.
 
-    Kernel PCA with the cosine kernel (Fang et al., Section 4.1): `pca` on features of unit length.
+    Kernel PCA with the cosine kernel (Fang et al.): `pca` on features of unit length.
 
     Args:
         variance: the share of the variance to keep, in (0, 1]. The authors use 0.99 for ImageNet and 0.85 for CIFAR-10.
@@ -126,7 +126,7 @@ class CoRPDetector(CoPDetector):
     """Flags features that kernel PCA with a Gaussian kernel on their directions reconstructs badly.
 
     The kernel `exp(−γ ‖a − b‖²)` on unit-length features is replaced by random Fourier features
-    `√(2/M) cos(ω·x + u)`, ω ~ N(0, 2γ I), u uniform in [0, 2π) (Fang et al., Section 4.2), then as `cop`. Bends the
+    `√(2/M) cos(ω·x + u)`, ω ~ N(0, 2γ I), u uniform in [0, 2π) (Fang et al.), then as `cop`. Bends the
     subspace round the training directions, where `cop` keeps it flat.
 
     Args:

@@ -14,7 +14,7 @@ from ood_toolkit.stats import l2_normalise, whitening
 
 
 def regret(logits: Float[Tensor, "N C"], leverage: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """`log Σ_c p_c / (p_c + p_c^κ (1 − p_c))` with κ = h / (1 + h), h the leverage of the row (Eq. 20)."""
+    """`log Σ_c p_c / (p_c + p_c^κ (1 − p_c))` with κ = h / (1 + h), h the leverage of the row."""
     logs = log_probabilities(logits)
     kappa = (leverage / (1 + leverage)).unsqueeze(-1)
     # each term is 1 / (1 + u) with u = p^(κ − 1) (1 − p)

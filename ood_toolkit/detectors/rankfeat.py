@@ -14,7 +14,7 @@ BLOCKS = ("both", "last", "before")
 
 
 def without_rank_one(layer: Float[Tensor, "N D P"]) -> Float[Tensor, "N D P"]:
-    """`X − σ₁ u₁ v₁ᵀ`: the map of each image without its first singular component (Song et al., Sec. 2).
+    """`X − σ₁ u₁ v₁ᵀ`: the map of each image without its first singular component (Song et al.).
 
     The singular vector is the first eigenvector of the smaller of `X Xᵀ` and `Xᵀ X`, in float64.
     """
@@ -29,7 +29,7 @@ class RankFeatDetector(Detector):
     """Flags images whose confidence rests on the rank-1 part of their last feature maps. Needs no training data.
 
     `−T log Σ_c exp(z̄_c / T)`, with z̄ the mean of the logits when the last stage's map loses `σ₁ u₁ v₁ᵀ` and when the
-    last but one's does (Song et al., Sec. 2, with the fusion of blocks 3 and 4). OOD images owe more of their
+    last but one's does (Song et al., with the fusion of blocks 3 and 4). OOD images owe more of their
     activation to that component, so its removal flattens them more. Costs a further pass for the earlier stage, and a
     small eigenvalue problem per image and stage.
 

@@ -17,7 +17,7 @@ class SSDDetector(Detector):
     """Flags feature directions far from the training directions, in units of their covariance. Needs no labels.
 
     `min_m (z − μ_m)ᵀ Σ_m⁻¹ (z − μ_m)` over k-means clusters of unit-length features z, each with its own covariance
-    (Sehwag et al., Section 3, Eq. 2). Made for self-supervised networks; with labels, prefer `mahalanobis_pp`.
+    (Sehwag et al.). Made for self-supervised networks; with labels, prefer `mahalanobis_pp`.
 
     Args:
         clusters: m ≥ 1. The paper finds 1 best, and so does its code by default.

@@ -114,6 +114,8 @@ class MutualInformationDetector(_OfMembers):
 class VariationRatioDetector(_OfMembers):
     """Flags inputs on which many members vote against the majority. Coarse: M values at most, so many ties.
 
+    Choose it where members' probabilities cannot be compared.
+
     Differs from the paper in nothing.
     """
 
@@ -126,6 +128,8 @@ class VariationRatioDetector(_OfMembers):
 class ExpectedEntropyDetector(_OfMembers):
     """Flags inputs on which the members are undecided on average (aleatoric uncertainty).
 
+    Choose it to find ambiguous inputs, such as wrong predictions; members that disagree do not raise it.
+
     Differs from the paper in nothing.
     """
 
@@ -137,6 +141,8 @@ class ExpectedEntropyDetector(_OfMembers):
 
 class PredictiveEntropyDetector(_OfMembers):
     """Flags inputs whose mean prediction is spread over many classes: the usual score of a deep ensemble.
+
+    The default where members are at hand: it is `expected_entropy` plus `mutual_information`.
 
     Differs from the paper in nothing.
     """
@@ -166,7 +172,8 @@ class _Chosen(_OfMembers):
 class MCDropoutDetector(_Chosen):
     """Flags inputs on which the network's predictions under dropout are undecided or differ.
 
-    The members are forward passes with dropout switched on.
+    The members are forward passes with dropout switched on. Choose it where the network was trained with dropout and
+    there is no second one to form an ensemble with.
 
     Args:
         statistic: "predictive_entropy", "mutual_information", "variation_ratio", "expected_entropy", "msp" (1 − the
@@ -186,6 +193,8 @@ class MCDropoutDetector(_Chosen):
 
 class TTADetector(_Chosen):
     """Flags inputs on which the network's predictions for augmented copies are undecided or differ.
+
+    Choose it with a single network without dropout; it costs as many passes as there are copies.
 
     Args:
         statistic: as of `MCDropoutDetector`.

@@ -54,7 +54,7 @@ def residual(
 class ResidualDetector(Detector):
     """Flags features with much outside the principal subspace of the training features.
 
-    The first half of `vim` (Wang et al., Section 4.2), on its own: it does not look at the logits.
+    The first half of `vim` on its own: it does not look at the logits.
 
     Args:
         dim: dimensions of the principal subspace, 1 to D − 1; by default 1000 where D ≥ 2048, 512 where D ≥ 768,
@@ -99,7 +99,7 @@ class ResidualDetector(Detector):
 class ViMDetector(ResidualDetector):
     """Flags inputs whose feature residual, scaled like a logit, stands out against the logits.
 
-    `α ‖x^{P⊥}‖ − log Σ_c exp(z_c)` (Wang et al., Section 4.3): the log-odds of the virtual logit against all others,
+    `α ‖x^{P⊥}‖ − log Σ_c exp(z_c)` (Wang et al.): the log-odds of the virtual logit against all others,
     so the ranking is that of its softmax probability without the saturation. α makes the mean residual of the
     training rows equal to their mean largest logit. Good where logits and features fail on different inputs.
 

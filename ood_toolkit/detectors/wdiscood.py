@@ -15,7 +15,7 @@ from ood_toolkit.stats import l2_normalise, moments, nearest_point, present_clas
 class WDiscOODDetector(Detector):
     """Flags features far from every class where classes differ, or far from the mean where they do not.
 
-    Whitened linear discriminant analysis (Chen et al., Section 3): features are whitened by the within-class
+    Whitened linear discriminant analysis (Chen et al.): features are whitened by the within-class
     covariance; the directions in which class means differ most span the discriminative space, the rest is residual.
     The score is `min_c ‖D(x − μ_c)‖ + weight · ‖R(x − μ)‖`.
 
