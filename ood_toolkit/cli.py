@@ -59,7 +59,10 @@ _RUN = "How it runs"
 def bench(
     context: typer.Context,
     suite: Annotated[
-        str, typer.Option(help="digits (embedded) or folders (your images).", rich_help_panel=_SUITE)
+        str,
+        typer.Option(
+            help="digits (embedded), folders (your images), natural-adversarial, imagenet-a, …", rich_help_panel=_SUITE
+        ),
     ] = "",
     detectors: Annotated[str, typer.Option(help="Comma-separated specs, or all.")] = "all",
     calibrators: Annotated[str, typer.Option(help="Comma-separated specs, or all.")] = "all",
@@ -89,6 +92,14 @@ def bench(
     ] = None,
     fit: Annotated[Path | None, typer.Option(help="Images that detectors learn from, one folder per class.")] = None,
     calibrate: Annotated[Path | None, typer.Option(help="Images that calibrators learn from.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; $OOD_DATA_ROOT by default.")] = None,
+    protocol: Annotated[
+        str, typer.Option(help="official, full-1000way, official+1000way or vim-1000way, for ImageNet suites.")
+    ] = "official",
+    learn: Annotated[
+        str, typer.Option(help="What methods learn from on ImageNet suites: auto, train, v2, validation, none.")
+    ] = "auto",
+    fit_per_class: Annotated[int, typer.Option(min=1, help="Images per class from ImageNet train.")] = 50,
     fit_fraction: Annotated[float, typer.Option(help="Share of --id for fitting, where --fit is not given.")] = 0.3,
     calibrate_fraction: Annotated[
         float, typer.Option(help="Share of --id for calibration, where --calibrate is not given.")
@@ -129,9 +140,8 @@ def bench(
     from ood_toolkit.benchmarks.command import Choices, run
 
     folders = {"id": id_, "labels": labels, "fit": fit, "calibrate": calibrate}
-    chosen = suite or ("folders" if id_ else "digits")
     choices = Choices(
-        suite=chosen,
+        suite=suite,
         detectors=detectors,
         calibrators=calibrators,
         ensemble=ensemble,
@@ -143,6 +153,10 @@ def bench(
         head=head,
         folders={name: path for name, path in folders.items() if path is not None},
         ood=tuple(ood or ()),
+        data_root=data_root,
+        protocol=protocol,
+        learn=learn,
+        fit_per_class=fit_per_class,
         fit_fraction=fit_fraction,
         calibrate_fraction=calibrate_fraction,
         absent_classes=absent_classes,
@@ -153,13 +167,68 @@ def bench(
         workers=workers,
         seed=seed,
         resamples=resamples,
-        out=out or Path("runs") / f"{chosen}-{datetime.now():%Y%m%d-%H%M%S}",
+        out=out or Path("runs") / f"{(suite or 'run').replace('/', '-')}-{datetime.now():%Y%m%d-%H%M%S}",
         cache=cache or Path(os.environ.get("OOD_CACHE") or Path.home() / ".cache" / "ood-toolkit"),
         strict=strict,
     )
     with _progress() as progress:
         folder = run(choices, say=lambda text: typer.echo(text, err=True), progress=progress)
     _show(folder, intervals=intervals, as_json=json_)
+
+
+data = typer.Typer(help="Data sets: what there is, fetching, checking.", rich_markup_mode=None)
+app.add_typer(data, name="data")
+_ROOT = Annotated[Path | None, typer.Option(help="Where data sets lie; $OOD_DATA_ROOT by default.")]
+
+
+@data.command("list")
+def data_list(data_root: _ROOT = None) -> None:
+    """Lists every known set with use, size, licence, and where it lies."""
+    from ood_toolkit.datasets.commands import list_data
+
+    rows = [("name", "use", "size", "licence", "where"), *list_data(data_root)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
+        typer.echo("  ".join((*cells, row[4])))
+
+
+@data.command("get")
+def data_get(
+    names: Annotated[list[str], typer.Argument(help="Sets, as data list has them.")],
+    data_root: _ROOT = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Take licence and size as agreed.")] = False,
+    keep_archive: Annotated[bool, typer.Option(help="Leave the archive after unpacking.")] = False,
+    unpack: Annotated[bool, typer.Option(help="Unpack; archives of images can also be read as they are.")] = True,
+) -> None:
+    """Fetches sets, with resume, checksum and path checks; shows licence and size first."""
+    from ood_toolkit.datasets.commands import get_data
+
+    with _progress("bytes/s") as progress:
+        get_data(
+            names,
+            data_root,
+            yes=yes,
+            ask=lambda text: typer.confirm(text, err=True),
+            unpacked=unpack,
+            keep_archive=keep_archive,
+            say=lambda text: typer.echo(text, err=True),
+            progress=progress,
+        )
+
+
+@data.command("check")
+def data_check(
+    names: Annotated[list[str] | None, typer.Argument(help="Sets; by default all that are there.")] = None,
+    data_root: _ROOT = None,
+) -> None:
+    """Verifies counts and class folders of what is there; exit code 1 if something is wrong."""
+    from ood_toolkit.datasets.commands import check_data
+
+    lines, well = check_data(names or [], data_root)
+    typer.echo("\n".join(lines))
+    if not well:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -184,7 +253,7 @@ def _show(folder: "RunFolder", *, intervals: bool, as_json: bool) -> None:
 
 
 @contextmanager
-def _progress() -> "Iterator[Progress]":
+def _progress(unit: str = "images/s") -> "Iterator[Progress]":
     """Progress bars on stderr, with rate and time left; silent where stderr is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -195,16 +264,15 @@ def _progress() -> "Iterator[Progress]":
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]} images/s"),
+        TextColumn(f"{{task.fields[rate]}} {unit}"),
         TimeRemainingColumn(),
     )
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def advance(done: int, total: int, name: str) -> None:
-            if done == 0:
-                tasks[name] = bars.add_task(name, total=total, rate="–")
-                return
+            if name not in tasks or done == 0:
+                tasks[name] = bars.add_task(name, total=total or None, rate="–")
             speed = bars.tasks[tasks[name]].speed
             bars.update(tasks[name], completed=done, rate=f"{speed:.0f}" if speed else "–")
 

@@ -5,8 +5,8 @@
     <key>/done/<group>-00007.json   shard 7 of a group of columns is whole: checksums, unreadable rows
 
 A shard counts once its journal file is there, which is renamed into place after the numbers are written: a killed run
-leaves whole shards and holes. Against a power cut, `seal` syncs a finished group and says so in the header; a group that
-is not sealed is checked against its checksums before it is believed.
+leaves whole shards and holes. Against a power cut, `seal` syncs a finished group and says so in the header; a group
+that is not sealed is checked against its checksums before it is believed.
 """
 
 import json

@@ -50,7 +50,7 @@ def test_the_threshold_is_the_conformal_order_statistic():
 
 
 def test_too_few_held_out_rows_for_the_rate_say_how_many_are_needed():
-    with pytest.raises(ValueError, match="rate of 0.01 needs 99 held-out rows, got 98"):
+    with pytest.raises(ValueError, match=r"rate of 0\.01 needs 99 held-out rows, got 98"):
         EnergyDetector().wrap(network()).fit_threshold(torch.zeros(98), 0.01)
     EnergyDetector().wrap(network()).fit_threshold(torch.zeros(99), 0.01)
 

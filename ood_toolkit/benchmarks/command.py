@@ -8,17 +8,29 @@ import torch
 
 from ood_toolkit.benchmarks.digits import digits_classifier, digits_suite
 from ood_toolkit.benchmarks.folders import Folders
+from ood_toolkit.benchmarks.imagenet import Learning
+from ood_toolkit.benchmarks.imagenet_suites import (
+    OPENOOD,
+    canonical_name,
+    default_suite,
+    imagenet_suite,
+    imagenet_suites,
+    reference_lines,
+    require_imagenet_classes,
+)
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import Method, parse_calibrators, parse_detectors
+from ood_toolkit.benchmarks.openood import near_far
 from ood_toolkit.benchmarks.results import RunFolder, require_writable
 from ood_toolkit.benchmarks.runner import Runner, Settings
 from ood_toolkit.benchmarks.suite import Suite
 from ood_toolkit.calibrators import EnsemblePool
+from ood_toolkit.datasets.locate import data_root
 from ood_toolkit.extract import Extractor, Progress, silent
 from ood_toolkit.models import LoadedClassifier, load_classifier
 from ood_toolkit.registry import build_ensemble, ensemble_classes, split_specs
 
-SUITES = ("digits", "folders")
+SUITES = ("digits", "folders", *imagenet_suites())
 _DIGITS_MEMBERS = 3
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -39,6 +51,10 @@ class Choices:
     head: str
     folders: Mapping[str, Path]
     ood: Sequence[str]
+    data_root: Path | None
+    protocol: str
+    learn: str
+    fit_per_class: int
     fit_fraction: float
     calibrate_fraction: float
     absent_classes: str
@@ -60,8 +76,9 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
     Raises:
         ValueError: in one line, whatever is wrong with the choices or the data.
     """
-    if choices.suite not in SUITES:
-        raise ValueError(f"no suite is named {choices.suite!r}; known: {', '.join(SUITES)}")
+    name, hint = _suite_name(choices)
+    if hint:
+        say(hint)
     methods = [_absent(method, choices.absent_classes) for method in parse_detectors(choices.detectors)]
     calibrators = parse_calibrators(choices.calibrators)
     pools = _pools(choices.ensemble)
@@ -77,14 +94,13 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
     require_writable(choices.cache)
     require_writable(choices.out)
     taps = tuple(sorted({tap for method in methods for tap in method.detector.taps}))
-    if choices.suite == "digits":
-        suite, models, members = _digits(choices, device, taps)
-    else:
-        suite, models, members = _folders(choices, device, taps)
+    make = {"digits": _digits, "folders": _folders}.get(name, _imagenet)
+    suite, models, members = make(choices, name, device, taps)
     facts = {
         "suite": suite.name,
         "protocol": suite.protocol,
         "caption": suite.caption,
+        "notes": list(suite.notes),
         "choices": asdict(choices),
         "device": device,
         "parts": {part.name: part.description for part in suite.parts},
@@ -110,13 +126,38 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
     )
     with folder.stage("total"):
         Runner(suite, settings, folder).run()
+    if name not in ("digits", "folders"):
+        _compare(folder, models, say)
     return folder
 
 
-def _digits(
-    choices: Choices, device: str, taps: Sequence[str]
-) -> tuple[Suite, list[LoadedClassifier], list[LoadedClassifier]]:
-    """The suite, the network that is scored, and the further seeds that only join the ensemble."""
+def _suite_name(choices: Choices) -> tuple[str, str]:
+    """The suite's name, and a line to say about it, or ""."""
+    if choices.suite in ("digits", "folders"):
+        return choices.suite, ""
+    if choices.suite:
+        return canonical_name(choices.suite), ""
+    if choices.folders:
+        return "folders", ""
+    return default_suite(data_root(choices.data_root)) if choices.models or choices.data_root else ("digits", "")
+
+
+def _compare(folder: RunFolder, models: Sequence[LoadedClassifier], say: Callable[[str], None]) -> None:
+    """Says what others report of the same models, and adds the means that OpenOOD prints."""
+    if folder.facts["suite"] == OPENOOD:
+        folder.add(near_far(folder.records))
+    sizes = {model.spec: model.input_size[1] for model in models}
+    lines, warnings = reference_lines(folder.records, sizes)
+    folder.facts["references"] = lines
+    for line in (*lines, *(f"warning: {warning}" for warning in warnings)):
+        say(line)
+
+
+Loaded = tuple[Suite, list[LoadedClassifier], list[LoadedClassifier]]
+"""The suite, the models that are scored, and those that only join the ensemble."""
+
+
+def _digits(choices: Choices, name: str, device: str, taps: Sequence[str]) -> Loaded:
     if choices.models or choices.members or choices.checkpoints or choices.folders or choices.ood:
         raise ValueError("the digits suite brings its own images and networks; for yours, use --suite folders")
     count = _DIGITS_MEMBERS if _pools(choices.ensemble) else 1
@@ -126,19 +167,9 @@ def _digits(
     return digits_suite(), networks[:1], networks[1:]
 
 
-def _folders(
-    choices: Choices, device: str, taps: Sequence[str]
-) -> tuple[Suite, list[LoadedClassifier], list[LoadedClassifier]]:
-    """The suite, the models that are scored, and those that only join the ensemble."""
+def _folders(choices: Choices, name: str, device: str, taps: Sequence[str]) -> Loaded:
     if "id" not in choices.folders:
         raise ValueError("the folders suite needs --id DIR with in-distribution images")
-    if not choices.models:
-        raise ValueError(
-            "the folders suite needs --model, e.g. --model timm:resnet50 or --model demo:efficientnet_lite0"
-        )
-    specs = (*choices.models, *choices.members)
-    if choices.checkpoints and len(choices.checkpoints) != len(specs):
-        raise ValueError(f"{len(specs)} models need as many --checkpoint, got {len(choices.checkpoints)}")
     folders = Folders(
         id=choices.folders["id"],
         ood=_named_folders(choices.ood),
@@ -150,6 +181,39 @@ def _folders(
         seed=choices.seed,
     )
     folders.require()
+    models, members = _models(choices, name, device, taps)
+    classes = {model.spec: model.classifier.head.weight.shape[0] for model in (*models, *members)}
+    if len(set(classes.values())) > 1:
+        raise ValueError(f"the models must know the same classes, but have {classes}")
+    return folders.suite(classes[models[0].spec], models[0].class_names), models, members
+
+
+def _imagenet(choices: Choices, name: str, device: str, taps: Sequence[str]) -> Loaded:
+    if choices.folders or choices.ood:
+        raise ValueError(
+            f"the suite {name!r} brings its own images; --id, --ood and the like belong to --suite folders"
+        )
+    learning = Learning(
+        source=choices.learn,  # pyright: ignore[reportArgumentType]  # checked there
+        per_class=choices.fit_per_class,
+        seed=choices.seed,
+    )
+    root = data_root(choices.data_root)
+    suite = imagenet_suite(name, root, protocol=choices.protocol, learning=learning)  # pyright: ignore
+    models, members = _models(choices, name, device, taps)
+    for model in (*models, *members):
+        require_imagenet_classes(model.spec, model.classifier.head.weight.shape[0])
+    return suite, models, members
+
+
+def _models(
+    choices: Choices, suite: str, device: str, taps: Sequence[str]
+) -> tuple[list[LoadedClassifier], list[LoadedClassifier]]:
+    if not choices.models:
+        raise ValueError(f"the suite {suite!r} needs --model, e.g. --model timm:resnet50 or demo:efficientnet_lite0")
+    specs = (*choices.models, *choices.members)
+    if choices.checkpoints and len(choices.checkpoints) != len(specs):
+        raise ValueError(f"{len(specs)} models need as many --checkpoint, got {len(choices.checkpoints)}")
     amp = _amp(choices.amp, device)
     models = [
         load_classifier(
@@ -164,11 +228,7 @@ def _folders(
         )
         for number, spec in enumerate(specs)
     ]
-    classes = {model.spec: model.classifier.head.weight.shape[0] for model in models}
-    if len(set(classes.values())) > 1:
-        raise ValueError(f"the models must know the same classes, but have {classes}")
-    suite = folders.suite(classes[models[0].spec], models[0].class_names)
-    return suite, models[: len(choices.models)], models[len(choices.models) :]
+    return models[: len(choices.models)], models[len(choices.models) :]
 
 
 def _named_folders(texts: Sequence[str]) -> dict[str, Path]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ood_toolkit.benchmarks.masking import masked, seen_through
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import Method, scores_log_probabilities
 from ood_toolkit.benchmarks.recording import Recorder, Row
@@ -94,23 +95,28 @@ class Runner:
         self.folder.save_scores()
 
     def _see(self, model: LoadedClassifier) -> tuple[Parts, dict[str, Scores | str]]:
-        """Outputs of every part, and scores of live detectors by spec and part, or why there are none.
+        """Outputs of every part, and scores of live detectors by part, or why there are none.
 
         Live detectors that need no fitting share the one pass; the others need its outputs first.
         """
-        detectors = [m.detector for m in self.settings.methods if isinstance(m.detector, LiveDetector)]
-        ready = [d for d in detectors if d.needs == "nothing"]
-        parts, live = self._pass(model, ready)
-        results: dict[str, Scores | str] = {**live}
+        live = [
+            (method, method.detector, mask)
+            for method in self.settings.methods
+            for mask in self._masks()
+            if isinstance(method.detector, LiveDetector)
+        ]
+        ready = [seen_through(detector, mask) for _, detector, mask in live if detector.needs == "nothing"]
+        parts, scores = self._pass(model, ready)
+        results: dict[str, Scores | str] = {**scores}
         fitted = []
-        for method in self.settings.methods:
-            detector = method.detector
-            if isinstance(detector, LiveDetector) and detector.needs != "nothing":
-                problem = self._fit(detector, parts)
+        for method, detector, mask in live:
+            if detector.needs != "nothing":
+                fresh = detector.clone()
+                problem = self._fit(fresh, _masked(parts, mask))
                 if problem:
-                    results[method.spec] = self._refuse(method, problem)
+                    results[seen_through(detector, mask).spec] = self._refuse(method, problem)
                 else:
-                    fitted.append(detector)
+                    fitted.append(seen_through(fresh, mask))
         if fitted:
             results |= self._pass(model, fitted)[1]
         return parts, results
@@ -193,9 +199,7 @@ class Runner:
                 continue
             with self.folder.stage(f"detect {method.spec}"):
                 if isinstance(method.detector, LiveDetector):
-                    result = live[method.spec]
-                    if mask is not None:
-                        result = self._refuse(method, "live detectors do not see a class mask yet")
+                    result = live[seen_through(method.detector, mask).spec]
                 elif missing:
                     result = self._refuse(method, f"needs the tap {missing} of {model.spec}")
                 else:
@@ -288,4 +292,4 @@ class Runner:
 
 
 def _masked(parts: Parts, mask: ClassMask | None) -> Parts:
-    return parts if mask is None else {name: outputs.select_classes(mask.classes) for name, outputs in parts.items()}
+    return {name: masked(outputs, mask) for name, outputs in parts.items()}
