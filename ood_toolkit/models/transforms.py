@@ -1,6 +1,6 @@
 """From a PIL image to a tensor of pixels; the normalisation is split off, because `Classifier` owns it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,6 +64,24 @@ def torchvision_transform(preset: Any) -> ImageTransform:
     return _resize_and_crop(
         preset.resize_size[0], preset.crop_size[0], preset.interpolation.value, preset.mean, preset.std
     )
+
+
+def open_clip_transform(config: Mapping[str, Any]) -> ImageTransform:
+    """The pixels of open_clip's evaluation transform, its normalisation split off.
+
+    Args:
+        config: `model.visual.preprocess_cfg`.
+    """
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+    from torchvision.transforms import Compose
+
+    wanted = PreprocessCfg(**config)
+    *steps, _normalise = image_transform_v2(wanted, is_train=False).transforms
+    size = wanted.input_size
+    description = f"resize {wanted.resize_mode} to {size[1]}x{size[2]} {wanted.interpolation}, " + _normalisation(
+        wanted.mean, wanted.std
+    )
+    return ImageTransform(Compose(steps), description, tuple(wanted.mean), tuple(wanted.std), size)
 
 
 def processor_transform(processor: Any) -> ImageTransform:
