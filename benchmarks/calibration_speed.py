@@ -49,7 +49,7 @@ SLOW = ["matrix", "dirichlet"]
 """Products of (N, C) and (C, C) matrices: minutes at 1000 classes, run only when asked for."""
 PEERS = {
     "netcal TemperatureScaling (float64)": "temperature",
-    "netcal HistogramBinning, one-vs-rest (float64)": "histogram",
+    "netcal HistogramBinning, one-vs-rest (float64)": "(we bin top labels only)",
     "netcal IsotonicRegression, one-vs-rest (float64)": "isotonic",
     "scikit-learn isotonic, one-vs-rest": "isotonic",
     "L-BFGS of torch, vector scaling": "vector(prior='none')",
