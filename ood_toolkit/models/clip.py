@@ -172,8 +172,9 @@ class ZeroShotClassifier(nn.Module):
         image_size: (height, width) that the tower takes, in pixels.
     """
 
-    negative_texts: Float[Tensor, "M D"]
-    outlier_texts: Float[Tensor, "M D"]
+    head: nn.Linear
+    negative_texts: Tensor
+    outlier_texts: Tensor
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class ZeroShotClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.visual = visual
-        self.head = nn.utils.skip_init(nn.Linear, classes.shape[1], classes.shape[0])
+        self.head = nn.Linear(classes.shape[1], classes.shape[0], device=classes.device)
         with torch.no_grad():
             self.head.weight.copy_(scale * classes)
             self.head.bias.fill_(bias)

@@ -107,6 +107,9 @@ def farthest(
 def wordnet_vocabulary(exclude: Iterable[str] = ()) -> Vocabulary:
     """All nouns and adjectives of WordNet, through the package nltk and its corpus "wordnet".
 
+    In WordNet 3.1 they are 119,188 nouns and 18,503 words that are adjectives only, so that NegLabel's 15% are 20,653
+    negative labels. The paper's 15% are 10,000: its word files hold fewer.
+
     Args:
         exclude: lexicographer files to leave out, such as "noun.person". The authors' code can leave out files; its
             published setting leaves out none.

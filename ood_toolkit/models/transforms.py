@@ -76,12 +76,13 @@ def open_clip_transform(config: Mapping[str, Any]) -> ImageTransform:
     from torchvision.transforms import Compose
 
     wanted = PreprocessCfg(**config)
-    *steps, _normalise = image_transform_v2(wanted, is_train=False).transforms
-    size = wanted.input_size
-    description = f"resize {wanted.resize_mode} to {size[1]}x{size[2]} {wanted.interpolation}, " + _normalisation(
+    whole: Any = image_transform_v2(wanted, is_train=False)
+    *steps, _normalise = whole.transforms
+    channels, height, width = wanted.input_size
+    description = f"resize {wanted.resize_mode} to {height}x{width} {wanted.interpolation}, " + _normalisation(
         wanted.mean, wanted.std
     )
-    return ImageTransform(Compose(steps), description, tuple(wanted.mean), tuple(wanted.std), size)
+    return ImageTransform(Compose(steps), description, tuple(wanted.mean), tuple(wanted.std), (channels, height, width))
 
 
 def processor_transform(processor: Any) -> ImageTransform:

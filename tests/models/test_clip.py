@@ -24,6 +24,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "head_width": 64},
         "text_cfg": TEXT,
     },
+    "timm": {
+        "embed_dim": 12,
+        "vision_cfg": {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 160},
+        "text_cfg": TEXT,
+    },
+    "coca": {
+        "embed_dim": 12,
+        "vision_cfg": {**VIT, "attentional_pool": True, "attn_pooler_heads": 2, "output_tokens": True},
+        "text_cfg": {**TEXT, "embed_cls": True, "output_tokens": True},
+        "multimodal_cfg": {**TEXT, "dim_head": 8, "attn_pooler_heads": 2},
+        "custom_text": True,
+    },
     "siglip-like": {"embed_dim": 12, "vision_cfg": VIT, "text_cfg": TEXT, "init_logit_bias": -7.5},
 }
 NAMES = ("tench", "great white shark", "{odd} name", "stupa")
@@ -38,7 +50,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         text = json.dumps({"model_cfg": config, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.25]}})
         (folder / "open_clip_config.json").write_text(text)
         torch.manual_seed(number)
-        model = open_clip.CLIP(**config)
+        kind: Any = open_clip.CoCa if "multimodal_cfg" in config else open_clip.CLIP
+        model: nn.Module = kind(**{key: value for key, value in config.items() if key != "custom_text"})
         for parameter in model.parameters():  # far from the initialisation, so that nothing is near zero or one
             nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else None
         save_file(model.state_dict(), folder / "open_clip_model.safetensors")
@@ -78,11 +91,12 @@ def test_the_text_head_equals_a_literal_computation(folders, templates):
     assert loaded.class_names == NAMES
 
 
-@pytest.mark.parametrize("name", ["vit", "resnet", "siglip-like"])
+@pytest.mark.parametrize("name", ["vit", "resnet", "siglip-like", "timm", "coca"])
 def test_zero_shot_logits_equal_open_clips_own_recipe(folders, name):
     loaded = load_classifier(_spec(folders[name]), clip=ClipPrompts(NAMES, "best7"))
     spec = f"local-dir:{folders[name]}"
-    model, preprocess = open_clip.create_model_from_pretrained(spec)  # pyright: ignore[reportGeneralTypeIssues]
+    made: Any = open_clip.create_model_from_pretrained(spec)
+    model, preprocess = made
     tokenizer = open_clip.get_tokenizer(spec)
     pictures = _pictures(side=70)
     templates = open_clip.SIMPLE_IMAGENET_TEMPLATES
@@ -242,6 +256,32 @@ def test_local_mcm_is_the_best_patch_by_hand(folders, name, spec, patches, tempe
         torch.testing.assert_close(GLMCMDetector().fit(outputs)(outputs), whole + expected.float())
 
 
+def test_every_detector_that_asks_for_no_other_tap_reads_a_zero_shot_model(folders):
+    from ood_toolkit.registry import build_detector
+
+    loaded = load_classifier(_spec(folders["vit"]), clip=ClipPrompts(NAMES, "single"))
+    images = torch.rand(40, 3, 32, 32)
+    train = loaded.classifier(images)
+    train = train.with_labels(torch.arange(40) % len(NAMES))
+    for name in ("msp", "energy", "mcm", "clip_cosine", "vim(dim=4)", "knn(k=3)", "mahalanobis", "react", "gradnorm"):
+        detector: Any = build_detector(name)
+        assert detector.fit(train)(train).isfinite().all(), name
+
+
+@pytest.mark.parametrize("amp", [torch.bfloat16, torch.float16])
+def test_autocast_changes_a_zero_shot_model_by_its_rounding_only(folders, amp):
+    taps = ("local_mcm", "outlier_cosines")
+    prompts = ClipPrompts(NAMES, "single", outliers=("a blank page",))
+    full, half = (
+        load_classifier(_spec(folders["vit"]), clip=prompts, taps=taps, amp=dtype).classifier for dtype in (None, amp)
+    )
+    images = torch.rand(3, 3, 32, 32)
+    expected, found = full(images), half(images)
+    torch.testing.assert_close(found.features, expected.features, rtol=0.05, atol=0.02)
+    for tap in taps:
+        torch.testing.assert_close(found.taps[tap], expected.taps[tap], rtol=0.05, atol=0.03)
+
+
 def test_patches_of_an_image_do_not_depend_on_its_batch(folders):
     loaded = load_classifier(_spec(folders["vit"]), clip=ClipPrompts(NAMES, "single"), taps=("local_mcm",))
     images = torch.rand(5, 3, 32, 32)
@@ -255,6 +295,9 @@ def test_taps_without_their_texts_are_gaps_and_not_errors(folders):
     loaded = load_classifier(_spec(folders["vit"]), clip=ClipPrompts(NAMES, "single"), taps=taps)
     assert set(loaded.classifier(torch.rand(2, 3, 32, 32)).taps) == {"local_mcm"}
     assert set(loaded.classifier.tap_gaps) == {"negative_cosines", "outlier_cosines"}
+    for name in ("timm", "coca"):
+        pooled = load_classifier(_spec(folders[name]), clip=ClipPrompts(NAMES, "single"), taps=("local_mcm",))
+        assert set(pooled.classifier.tap_gaps) == {"local_mcm"}
     with pytest.raises(ValueError, match="patch tokens are values or output, got 'keys'"):
         load_classifier(_spec(folders["vit"]), clip=ClipPrompts(NAMES, "single"), taps=("local_mcm(tokens='keys')",))
     with pytest.raises(ValueError, match="ModifiedResNet shows no patches of tokens='output'"):
