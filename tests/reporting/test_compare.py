@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
@@ -13,6 +14,7 @@ from ood_toolkit.records import METRICS, read_records, write_records
 from ood_toolkit.reporting.compare import Change, Comparison, compare, render_comparison, worse
 from ood_toolkit.reporting.runs import Run
 from ood_toolkit.reporting.significance import Pair, holm, tied
+from ood_toolkit.scorefile import ScoreFile
 
 MakeFolder = Callable[..., Path]
 
@@ -96,6 +98,22 @@ def test_paired_tests_align_images_by_name_and_are_holm_adjusted(make_folder: Ma
             assert value == pytest.approx(roc_auc_score(truth, np.concatenate([negatives, positives])))
     raw = [room.delong_test(a, b).p_value for a, b in pairs]
     assert [c.p_value for c in tested] == pytest.approx(room.holm(raw).tolist())
+
+
+def test_the_order_of_images_in_a_run_does_not_matter(make_folder: MakeFolder) -> None:
+    one, other = make_folder("one"), make_folder("other", skill=1.45)
+    straight = compare(one, other, test=delong)
+    file = ScoreFile.load(other / "scores.safetensors")
+    for part, names in file.ids.items():
+        order = np.random.default_rng(1).permutation(len(names))
+        file.ids[part] = [names[i] for i in order]
+        columns = {c: v[torch.from_numpy(order)] for c, v in file.columns.items() if c.part == part}
+        file.columns.update(columns)
+    file.save(other / "scores.safetensors")
+    shuffled = compare(one, other, test=delong)
+    assert [c.p_value for c in shuffled.changes] == [
+        c.p_value if c.p_value is None else pytest.approx(c.p_value, rel=1e-9) for c in straight.changes
+    ]
 
 
 def test_images_of_another_set_are_not_tested_and_the_reason_is_given(make_folder: MakeFolder) -> None:

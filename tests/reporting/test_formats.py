@@ -155,6 +155,27 @@ def test_no_format_leaves_out_a_note(make_run: MakeRun, name: str) -> None:
     assert "every class needs a training row, but classes" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "best", "second", "legend"),
+    [
+        ("markdown", "**{}**", "<ins>{}</ins>", "Best in **bold**, second <ins>underlined</ins>"),
+        ("html", "<strong>{}</strong>", "<u>{}</u>", "Best in <strong>bold</strong>, second <u>underlined</u>"),
+        ("latex", r"\textbf{{{}}}", r"\underline{{{}}}", r"Best in \textbf{bold}, second \underline{underlined}"),
+        ("typst", 'strong("{}")', 'underline("{}")', "Best in bold, second underlined"),
+    ],
+)
+def test_best_and_second_look_as_the_legend_says(
+    make_run: MakeRun, name: str, best: str, second: str, legend: str
+) -> None:
+    records = make_run()
+    text = render(records, format=name)
+    assert legend in text
+    cells = [cell for table in tables(records) for row in table.cells for cell in row]
+    for place, style in ((1, best), (2, second)):
+        for cell in cells:
+            assert (cell.place != place) or style.format(cell.text) in text
+
+
 def rendered_by_commonmark(text: str) -> str:
     parser = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
     _, row = Cells(parser.render(f"| x |\n| :-- |\n| {text} |\n")).rows

@@ -46,6 +46,19 @@ def test_an_average_stands_only_where_every_set_has_a_number(make_run: MakeRun) 
         assert shown[method, "OOD: mean of 2 AUROC ↑"] == expected
 
 
+def test_an_average_is_missing_where_a_single_set_is(make_run: MakeRun) -> None:
+    records = [
+        replace(r, value=None, low=None, high=None, reason="interrupted")
+        if (r.method, r.dataset, r.metric) == ("vim", "textures", "auroc")
+        else r
+        for r in make_run()
+    ]
+    (table,) = tables(records, what="detectors")
+    shown = looked_up(records, table)
+    assert shown["vim", "OOD: mean of 2 AUROC ↑"] == MISSING
+    assert shown["vim", "OOD: mean of 2 AUPR ↑"] != MISSING
+
+
 def test_a_missing_cell_says_why(make_run: MakeRun) -> None:
     (table,) = tables(make_run(), what="detectors")
     notes = dict(table.notes)
