@@ -13,6 +13,8 @@ from ood_toolkit.detectors import GLMCMDetector, MCMDetector, NegLabelDetector, 
 from ood_toolkit.models import ClipPrompts, load_classifier
 from ood_toolkit.models.clip import TextTower, prompt_templates
 from ood_toolkit.models.negatives import NegativeLabels, Vocabulary
+from ood_toolkit.models.patches import patch_reader
+from ood_toolkit.models.stages import as_map
 
 TEXT = {"context_length": 24, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
 VIT = {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8}
@@ -230,6 +232,28 @@ def _pooled_values(visual: Any, images: Tensor) -> Tensor:
 def _output_patches(visual: Any, images: Tensor) -> Tensor:
     tokens = visual.transformer(visual._embeds(images))
     return visual.ln_post(tokens[:, 1:]) @ visual.proj
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "patches"),
+    [
+        ("vit", "values", _value_patches),
+        ("vit", "output", _output_patches),
+        ("one-block", "values", _value_patches),
+        ("resnet", "values", _pooled_values),
+    ],
+)
+def test_patches_are_the_towers_own_without_the_class_token(folders, name, tokens, patches):
+    visual = _reference(folders[name])[0].visual
+    reader = patch_reader(visual, tokens)
+    assert reader is not None
+    side = CONFIGS[name]["vision_cfg"]["image_size"]
+    images, seen = torch.rand(3, 3, side, side), []
+    hook = visual.get_submodule(reader.layer).register_forward_hook(lambda *call: seen.append(as_map(call[2], visual)))
+    with torch.no_grad():
+        visual(images)
+        hook.remove()
+        torch.testing.assert_close(reader.read(seen[0]), patches(visual, images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
