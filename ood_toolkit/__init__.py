@@ -22,6 +22,8 @@ _HOMES = {
     "GuardedClassifier": "deploy",
     "Verdict": "deploy",
     "Record": "records",
+    "Results": "notebook",
+    "evaluate": "notebook",
 }
 _METHOD_ROOMS = ("detectors", "calibrators")
 _ROOMS = (*_METHOD_ROOMS, "metrics", "models", "datasets", "benchmarks", "reporting")

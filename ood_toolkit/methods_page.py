@@ -161,7 +161,8 @@ def facts(kind: Method) -> Iterator[str]:
         "head": f"the head, no rows. {learning}",
         "train": f"training rows. {learning}",
     }
-    yield f"**Fit:** {wanted[kind.needs]}"
+    fit = wanted[kind.needs].replace("training rows", "held-out labelled rows") if kind.held_out else wanted[kind.needs]
+    yield f"**Fit:** {fit}"
     yield f"**Reads:** {', '.join(sorted(kind.reads))}."
     yield f"**Cost of a row:** {kind.cost}."
 

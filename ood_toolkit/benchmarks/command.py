@@ -1,7 +1,8 @@
 """From the user's choices to a finished run: everything is checked before the long part starts."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -39,35 +40,44 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Choices:
     """What the user asked for, as the command line has it; see `ood-bench --help` for each."""
 
-    suite: str
-    detectors: str
-    calibrators: str
-    ensemble: str
-    models: Sequence[str]
-    members: Sequence[str]
-    checkpoints: Sequence[Path]
-    pretrained: bool
-    transform: str
-    head: str
-    folders: Mapping[str, Path]
-    ood: Sequence[str]
-    data_root: Path | None
-    protocol: str
-    learn: str
-    fit_per_class: int
-    fit_fraction: float
-    calibrate_fraction: float
-    absent_classes: str
-    device: str
-    amp: str
-    dtype: str
-    batch_size: int
-    workers: int
-    seed: int
-    resamples: int
-    out: Path
-    cache: Path
-    strict: bool
+    suite: str = ""
+    detectors: str = "all"
+    calibrators: str = "all"
+    ensemble: str = "all"
+    models: Sequence[str] = ()
+    members: Sequence[str] = ()
+    checkpoints: Sequence[Path] = ()
+    pretrained: bool = True
+    transform: str = "own"
+    head: str = ""
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    ood: Sequence[str] = ()
+    data_root: Path | None = None
+    protocol: str = "official"
+    learn: str = "auto"
+    fit_per_class: int = 50
+    fit_fraction: float = 0.3
+    calibrate_fraction: float = 0.2
+    absent_classes: str = "error"
+    device: str = "auto"
+    amp: str = "auto"
+    dtype: str = "float32"
+    batch_size: int = 64
+    workers: int = -1
+    seed: int = 0
+    resamples: int = 1000
+    out: Path = Path("runs/run")
+    cache: Path = Path("~/.cache/ood-toolkit")
+    strict: bool = False
+
+
+DEFAULTS = Choices()
+"""What runs where nothing is said."""
+
+
+def default_cache() -> Path:
+    """Where outputs are stored: $OOD_CACHE, or the user's cache folder."""
+    return Path(os.environ.get("OOD_CACHE") or DEFAULTS.cache).expanduser()
 
 
 def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, progress: Progress = silent) -> RunFolder:
@@ -108,6 +118,16 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
             model.spec: {"weights": model.classifier.fingerprint(), "preprocessing": model.preprocessing}
             for model in (*models, *members)
         },
+        "tasks": [
+            {"kind": task.kind, "dataset": task.dataset, "id": task.id.name, "ood": task.ood.name if task.ood else ""}
+            for task in suite.tasks
+        ],
+        "class_names": list(models[0].class_names or ()),
+        "papers": {
+            method.spec: method.paper
+            for method in (*(m.detector for m in methods), *calibrators, *pools)
+            if method.paper
+        },
         "detectors": {method.spec: repr(method.detector) for method in methods},
         "calibrators": {calibrator.spec: repr(calibrator) for calibrator in calibrators},
     }
@@ -139,7 +159,10 @@ def _suite_name(choices: Choices) -> tuple[str, str]:
         return canonical_name(choices.suite), ""
     if choices.folders:
         return "folders", ""
-    return default_suite(data_root(choices.data_root)) if choices.models or choices.data_root else ("digits", "")
+    name, hint = default_suite(data_root(choices.data_root))
+    if name == "digits" and choices.models:
+        raise ValueError("--model needs images to score: --id DIR with yours, or ImageNet sets under --data-root DIR")
+    return name, hint
 
 
 def _compare(folder: RunFolder, models: Sequence[LoadedClassifier], say: Callable[[str], None]) -> None:
@@ -248,7 +271,7 @@ def _absent(method: Method, absent: str) -> Method:
     if absent not in ("error", "skip"):
         raise ValueError(f"--absent-classes must be error or skip, got {absent!r}")
     parameters = method.detector.hyperparameters
-    if "absent" not in parameters or parameters["absent"] == absent or method.chosen:
+    if absent == "error" or parameters.get("absent") != "error" or method.chosen:
         return method
     return Method(type(method.detector)(**{**parameters, "absent": absent}), method.calibrator, method.chosen)
 

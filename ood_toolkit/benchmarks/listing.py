@@ -12,7 +12,7 @@ def listing(*, wide: bool = False) -> str:
         wide: cut papers to what fits a terminal of 160 columns; otherwise they are whole.
     """
     detectors = [
-        (name, kind.family, kind.needs, kind.cost or "—", _paper(kind, wide))
+        (name, kind.family, "held-out" if kind.held_out else kind.needs, kind.cost or "—", _paper(kind, wide))
         for name, kind in detector_classes().items()
     ]
     calibrators = [

@@ -62,6 +62,8 @@ class Recorder:
         if not isinstance(scores, str):
             for part, values in scores.items():
                 self.folder.scores.add(Column("score", row.model, row.method, part, _text(mask)), values)
+        for part in self.suite.scored:
+            self._keep_predictions(row.model, part.name, parts[part.name], mask)
         records = []
         for task in self.suite.tasks:
             if task.kind == "calibration" or not _same(task.mask, mask):
@@ -111,6 +113,12 @@ class Recorder:
             cells = calibration(log_p[known], labels[known], self.bootstrap)
             records += self._records(row, task, cells, (int(known.sum()), 0))
         self.folder.add(records)
+
+    def _keep_predictions(self, model: str, part: str, outputs: Outputs, mask: ClassMask | None) -> None:
+        column = Column("prediction", model, "", part, _text(mask))
+        if column not in self.folder.scores.columns:
+            self.folder.scores.add(column, outputs.predictions)
+            self.folder.scores.add(Column("label", "", "", part, _text(mask)), outputs.labels)
 
     def _keep_confidence(self, row: Row, task: Task, log_p: Tensor, labels: Tensor, mask: ClassMask | None) -> None:
         confidence, predicted = log_p.double().max(dim=1)

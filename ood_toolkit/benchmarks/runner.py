@@ -225,12 +225,13 @@ class Runner:
 
     def _fit(self, detector: Detector | LiveDetector, parts: Parts) -> str:
         """Why the detector cannot be fitted, or ""."""
-        if self.suite.fit is not None:
-            train = parts[self.suite.fit.name]
+        learned = self.suite.calibration if detector.held_out else self.suite.fit
+        if learned is not None:
+            train = parts[learned.name]
             known = train.labels != UNKNOWN
             train = train if bool(known.all()) else train.rows(known)
         elif detector.needs == "train":
-            return "needs fit data; give --fit or --fit-fraction"
+            return f"needs {'calibration' if detector.held_out else 'fit'} data; see --fit and --calibrate"
         else:
             train = next(iter(parts.values())).rows(slice(0, 0))
         try:

@@ -28,6 +28,8 @@ class Detector(Fitted, ABC):
     """Where the score looks."""
     needs: ClassVar[Needs] = "nothing"
     """What `fit` needs: nothing, only the head (any outputs of the model will do), or training rows."""
+    held_out: ClassVar[bool] = False
+    """Whether `fit` wants labelled rows that the model was not trained on: it learns how the model errs."""
     reads: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
     """The per-row fields that `score` reads. One that reads only logits can score calibrated logits too."""
     needs_offset: ClassVar[bool] = False
@@ -81,6 +83,7 @@ class LiveDetector(Fitted, ABC):
 
     family: ClassVar[Family] = "live"
     needs: ClassVar[Needs] = "nothing"
+    held_out: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"images"})
     cost: ClassVar[str] = ""
     taps: ClassVar[tuple[str, ...]] = ()

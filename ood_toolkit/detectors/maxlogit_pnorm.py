@@ -54,6 +54,7 @@ class MaxLogitPNormDetector(Detector):
     equation = "−max_c z̃_c / ‖z̃‖_p with z̃ = z − mean(z)"
     family = "logits"
     needs = "train"
+    held_out = True
     reads = frozenset({"logits"})
     cost = "O(C)"
     chosen: Float[Tensor, ""]

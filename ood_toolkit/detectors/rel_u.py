@@ -36,6 +36,7 @@ class RelUDetector(Detector):
     equation = "pᵀ D p with D_ij ∝ relu(λ E[p_i p_j | wrong] − (1 − λ) E[p_i p_j | right]), D_ii = 0"
     family = "logits"
     needs = "train"
+    held_out = True
     reads = frozenset({"logits"})
     cost = "O(C²)"
     distances: Float[Tensor, "C C"]

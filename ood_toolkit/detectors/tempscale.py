@@ -73,6 +73,7 @@ class TempScaleDetector(Detector):
     equation = "1 − max_c softmax_c(z / T)"
     family = "logits"
     needs = "train"
+    held_out = True
     reads = frozenset({"logits"})
     cost = "O(C)"
     fitted_temperature: Float[Tensor, ""]

@@ -46,7 +46,9 @@ def test_calibration_numbers_are_those_of_the_probabilities():
     assert cells["nll"].value == pytest.approx(float(torch.nn.functional.nll_loss(log_p.double(), labels)), abs=1e-6)
     assert cells["accuracy"].value == pytest.approx(float((log_p.argmax(1) == labels).double().mean()))
     onehot = torch.nn.functional.one_hot(labels, 4)
-    assert cells["brier"].value == pytest.approx(float((log_p.double().exp() - onehot).square().sum(1).mean()), abs=1e-6)
+    assert cells["brier"].value == pytest.approx(
+        float((log_p.double().exp() - onehot).square().sum(1).mean()), abs=1e-6
+    )
 
 
 def test_the_published_rms_needs_a_hundred_rows():
