@@ -12,6 +12,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.energy import energy
 from ood_toolkit.detectors.entropy import entropy
+from ood_toolkit.detectors.layers import tap_spec
 from ood_toolkit.detectors.msp import one_minus_msp
 from ood_toolkit.detectors.softmax import log_probabilities
 from ood_toolkit.outputs import Outputs
@@ -161,10 +162,11 @@ class GLMCMDetector(ZeroShotDetector):
     Choose it for scenes with several objects, where one known object in a corner should count.
 
     Args:
-        temperature: τ > 0, divides cosines; the tap must have been made with the same. The paper uses 1.
+        temperature: τ > 0, divides cosines, of the whole image and of patches. The paper uses 1.
         local_weight: λ ≥ 0, the weight of the local part. The paper uses 1.
+        tokens: which patch embeddings: "values" of the last attention, as the paper, or the last block's "output".
 
-    It reads the tap "local_mcm", (N,), see `local_concept_mismatch`.
+    It reads the tap "local_mcm", (N,), see `local_concept_mismatch`, made with the same temperature and tokens.
 
     Differs from the paper in direction and by the constant 1 + λ.
     """
@@ -177,12 +179,17 @@ class GLMCMDetector(ZeroShotDetector):
     cite = "miyai2025glmcm"
     equation = "m(f) + λ min_i m(f_i) over patches i, with m(f) = 1 − max_c softmax_c(cos(f, t) / τ)"
     reads = frozenset({"features", "local_mcm"})
-    taps = ("local_mcm",)
 
-    def __init__(self, temperature: float = 1.0, local_weight: float = 1.0) -> None:
+    def __init__(self, temperature: float = 1.0, local_weight: float = 1.0, tokens: str = "values") -> None:
         super().__init__()
         self.temperature = temperature
         self.local_weight = local_weight
+        self.tokens = tokens
+
+    @property
+    def taps(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The local part, by the same temperature and patches."""
+        return (tap_spec("local_mcm", self, "temperature", "tokens"),)
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) in [0, 1 + λ]; higher = more out-of-distribution."""
