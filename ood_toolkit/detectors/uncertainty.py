@@ -9,11 +9,12 @@ from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.entropy import entropy
+from ood_toolkit.detectors.layers import tap_spec
 from ood_toolkit.detectors.softmax import log_probabilities
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.stats import row_chunks
 
-_TAP = "member_logits"
+_MEMBERS, _DROPOUT, _VIEWS = "member_logits", "dropout_logits", "augmented_logits"
 
 
 def log_mean(member_logs: Float[Tensor, "N M C"]) -> Float[Tensor, "N C"]:
@@ -75,24 +76,25 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class _OfMembers(Detector):
-    """A statistic of `outputs.taps["member_logits"]`, (N, M, C)."""
+    """A statistic of a tap, (N, M, C): by default `outputs.taps["member_logits"]`, which an ensemble fills."""
 
     family = "uncertainty"
-    reads = frozenset({_TAP})
+    reads = frozenset({_MEMBERS})
     cost = "O(MC)"
-    taps = (_TAP,)
+    taps = (_MEMBERS,)
 
     def _statistic(self) -> Callable[[Tensor], Tensor]:
         return STATISTICS[type(self).name]
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) at least 0; higher = more uncertain."""
-        if _TAP not in outputs.taps:
+        tap = self.taps[0]
+        if tap not in outputs.taps:
             raise ValueError(
-                f"{self.name} reads the tap {_TAP!r}, the (N, M, C) logits of M members, but the outputs hold the taps "
+                f"{self.name} reads the tap {tap!r}, the (N, M, C) logits of M members, but the outputs hold the taps "
                 f"{sorted(outputs.taps)}"
             )
-        member_logits, statistic = outputs.taps[_TAP], self._statistic()
+        member_logits, statistic = outputs.taps[tap], self._statistic()
         chunks = row_chunks(len(member_logits), member_logits.shape[1] * member_logits.shape[2])
         return torch.cat([statistic(member_logits[i : i + chunks.step]) for i in chunks])
 
@@ -170,36 +172,58 @@ class _Chosen(_OfMembers):
 
 
 class MCDropoutDetector(_Chosen):
-    """Flags inputs on which the network's predictions under dropout are undecided or differ.
+    """Flags inputs on which one network's predictions under dropout are undecided or differ.
 
-    The members are forward passes with dropout switched on. Choose it where the network was trained with dropout and
-    there is no second one to form an ensemble with.
+    The members are passes with the network's dropout layers switched on, everything else in eval mode. Choose it where
+    the network was trained with dropout and there is no second one to form an ensemble with. It costs as many further
+    passes as there are samples, but none beyond the first run: they are kept like features. A model without a dropout
+    layer of p > 0 cannot give them; `nn.functional.dropout` and dropout inside fused attention cannot be switched on.
 
     Args:
+        samples: M, passes with dropout, at least 2.
+        seed: of the masks. Sample m drops the same units for every image, so a score does not depend on the batch.
         statistic: "predictive_entropy", "mutual_information", "variation_ratio", "expected_entropy", "msp" (1 − the
             largest mean probability) or "variance" (of Bayesian SegNet, pytorch-ood's default).
 
     Differs from OpenOOD, which takes the softmax of the mean logits; here probabilities are averaged, as in the paper.
+    Differs from the usual code in one mask per sample, not per sample and image.
     """
 
     name = "mc_dropout"
     paper = "Gal and Ghahramani, Dropout as a Bayesian Approximation, ICML 2016, arXiv:1506.02142"
     cite = "gal2016dropout"
     equation = "H((1/M) Σ_m p_m) over M passes with dropout, or another statistic of them"
+    reads = frozenset({_DROPOUT})
+    cost = "O(MC), after a tap that costs M passes of the model"
 
-    def __init__(self, statistic: str = "predictive_entropy") -> None:
+    def __init__(self, samples: int = 10, seed: int = 0, statistic: str = "predictive_entropy") -> None:
         super().__init__(statistic)
+        if samples < 2:
+            raise ValueError(f"samples must be at least 2, got {samples}: one pass cannot differ")
+        self.samples = samples
+        self.seed = seed
+
+    @property
+    def taps(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The logits of the passes, with the `samples` and the `seed` that are asked for."""
+        return (tap_spec(_DROPOUT, self, "samples", "seed"),)
 
 
 class TTADetector(_Chosen):
-    """Flags inputs on which the network's predictions for augmented copies are undecided or differ.
+    """Flags inputs on which one network's predictions for slightly changed copies are undecided or differ.
 
-    Choose it with a single network without dropout; it costs as many passes as there are copies.
+    The members are the image itself, its mirror image, four small shifts and an enlarged central crop. Choose it with
+    a single network without dropout, where such changes leave the class alone: not the mirror image for digits. It
+    costs one further pass per copy, 6 by default, kept like features.
 
     Args:
+        flip: whether the mirror image is a copy.
+        shift: share of the side that four copies are shifted by, at least one pixel, the edge repeated, in [0, 0.5];
+            0 for none of these.
+        crop: share of the side that the central crop keeps, in (0, 1]; 1 for no crop.
         statistic: as of `MCDropoutDetector`.
 
-    Differs from the paper in nothing; its augmentations are the extractor's.
+    Differs from the paper in fixed copies, the same for every image, where it draws random ones.
     """
 
     name = "tta"
@@ -209,6 +233,18 @@ class TTADetector(_Chosen):
     )
     cite = "ayhan2018tta"
     equation = "H((1/M) Σ_m p_m) over M augmented copies, or another statistic of them"
+    reads = frozenset({_VIEWS})
+    cost = "O(MC), after a tap that costs M − 1 passes of the model"
 
-    def __init__(self, statistic: str = "predictive_entropy") -> None:
+    def __init__(
+        self, flip: bool = True, shift: float = 0.04, crop: float = 0.9, statistic: str = "predictive_entropy"
+    ) -> None:
         super().__init__(statistic)
+        self.flip = flip
+        self.shift = shift
+        self.crop = crop
+
+    @property
+    def taps(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The logits of the copies that are asked for."""
+        return (tap_spec(_VIEWS, self, "flip", "shift", "crop"),)

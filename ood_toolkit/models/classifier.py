@@ -134,7 +134,7 @@ class Classifier(nn.Module):
     def with_taps(self, taps: Sequence[str]) -> "Classifier":
         """The same model, not a copy of it, with these taps instead."""
         other = Classifier(self.model, mean=self.mean, std=self.std, head=self.head_name, taps=taps, amp=self.amp)
-        other._checked = self._checked and not other._taps
+        other._checked = self._checked and not (other._taps or other._afterwards)
         return other
 
     def differentiate(self, images: Float[Tensor, "N channels H W"]) -> Outputs:
@@ -171,6 +171,7 @@ class Classifier(nn.Module):
                     raise ValueError(broken)
             if self._taps and self._plan is None:
                 self._plan = self._plan_taps(images)
+            self._check_afterwards(images)
         self._checked = True
 
     def _plan_taps(self, images: Tensor) -> TapPlan:
@@ -188,6 +189,15 @@ class Classifier(nn.Module):
                 self.tap_gaps[spec] = str(error).splitlines()[0]
                 del self._taps[spec]
         return TapPlan(self.model, stages, self._taps)
+
+    def _check_afterwards(self, images: Tensor) -> None:
+        """Leaves out the taps that are computed after the pass and that this model cannot give."""
+        for spec, tap in list(self._afterwards.items()):
+            try:
+                tap.check(self.model, self._features, images)
+            except ValueError as error:
+                self.tap_gaps[spec] = str(error)
+                del self._afterwards[spec]
 
     def fingerprint(self) -> str:
         """SHA-256 of all that decides the outputs: weights, architecture, normalisation, head and taps.

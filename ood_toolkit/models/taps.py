@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,8 +22,13 @@ from ood_toolkit.detectors.gram import gram_rows
 from ood_toolkit.detectors.layers import join_layers
 from ood_toolkit.detectors.rankfeat import without_rank_one
 from ood_toolkit.fitted import parse
+from ood_toolkit.models.dropout import check_dropout, thinned
 from ood_toolkit.models.stages import Map, Stages, as_map, hooked, like_output
+from ood_toolkit.models.views import image_views
 from ood_toolkit.outputs import Outputs
+
+if TYPE_CHECKING:
+    from ood_toolkit.models.classifier import Classifier
 
 Edit = Callable[[Map], Map]
 
@@ -190,8 +195,17 @@ class ReActMap(ShapedMap):
 class Afterwards(Tap):
     """Computed after the pass, from its outputs or by further passes of the model."""
 
+    def check(self, model: nn.Module, run: Callable[[Tensor], object], images: Tensor) -> None:
+        """Raises ValueError, with the reason, if the model cannot give this tap.
+
+        Args:
+            model: in eval mode.
+            run: a pass over images in pixel units.
+            images: one or two of them.
+        """
+
     @abstractmethod
-    def compute(self, classifier: Differentiable, images: Float[Tensor, "N C H W"], outputs: Outputs) -> Tensor:
+    def compute(self, classifier: "Classifier", images: Float[Tensor, "N C H W"], outputs: Outputs) -> Tensor:
         """(N, …) what is kept.
 
         Args:
@@ -215,6 +229,66 @@ class NudgedFeatures(Afterwards):
         return nudged_features(classifier, images, self.pixels, self.epsilon)
 
 
+class DropoutLogits(Afterwards):
+    """(N, samples, C): logits of passes with the model's dropout layers switched on, everything else in eval mode.
+
+    A sample is one thinned network, the same for every image (see `thinned`): a row does not depend on its batch, and
+    the first samples of many are those of few.
+
+    Args:
+        samples: passes, at least 1.
+        seed: of the masks.
+    """
+
+    name = "dropout_logits"
+
+    def __init__(self, samples: int = 10, seed: int = 0) -> None:
+        if samples < 1:
+            raise ValueError(f"dropout_logits needs at least one sample, got samples={samples}")
+        self.samples = samples
+        self.seed = seed
+
+    def check(self, model: nn.Module, run: Callable[[Tensor], object], images: Tensor) -> None:
+        """See `check_dropout`."""
+        check_dropout(model, run, images)
+
+    def compute(
+        self, classifier: "Classifier", images: Float[Tensor, "N C H W"], outputs: Outputs
+    ) -> Float[Tensor, "N samples C"]:
+        """As many passes more as there are samples."""
+        generator = torch.Generator().manual_seed(self.seed)
+        with thinned(classifier.model, generator):
+            return torch.stack([classifier(images).logits for _ in range(self.samples)], dim=1)
+
+
+class AugmentedLogits(Afterwards):
+    """(N, views, C): logits of the images and of fixed views of them, in the order of `image_views`; 7 by default.
+
+    Args:
+        flip: whether one view is the mirror image.
+        shift: share of the side that four views are shifted by, in [0, 0.5]; 0 for none of these.
+        crop: share of the side that an enlarged central crop keeps, in (0, 1]; 1 for no crop.
+    """
+
+    name = "augmented_logits"
+
+    def __init__(self, flip: bool = True, shift: float = 0.04, crop: float = 0.9) -> None:
+        if not (0 <= shift <= 0.5 and 0 < crop <= 1):
+            raise ValueError(f"shift lies in [0, 0.5] and crop in (0, 1], got shift={shift} and crop={crop}")
+        if not flip and shift == 0 and crop == 1:
+            raise ValueError("augmented_logits needs one view beside the image itself: flip, shift or crop")
+        self.flip = flip
+        self.shift = shift
+        self.crop = crop
+
+    def compute(
+        self, classifier: "Classifier", images: Float[Tensor, "N C H W"], outputs: Outputs
+    ) -> Float[Tensor, "N views C"]:
+        """One pass more per view but the first, whose logits are there."""
+        _, *others = image_views(images, self.flip, self.shift, self.crop)
+        return torch.stack([outputs.logits, *(classifier(view).logits for view in others)], dim=1)
+
+
 TAPS: dict[str, type[Tap]] = {
     tap.name: tap
     for tap in (
@@ -227,6 +301,8 @@ TAPS: dict[str, type[Tap]] = {
         SCALEMap,
         ReActMap,
         NudgedFeatures,
+        DropoutLogits,
+        AugmentedLogits,
     )
 }
 """Every tap that a model can give, by name. A new one is a class and a word here."""

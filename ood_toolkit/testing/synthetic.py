@@ -154,7 +154,7 @@ SYNTHETIC_TAPS: dict[str, TapMaker] = {
     "rank_one_removed": _two_stages,
     **dict.fromkeys(("ash_p_map", "ash_b_map", "ash_s_map", "scale_map", "react_map"), _features),
     "local_mcm": _local_mcm,
-    "member_logits": _member_logits,
+    **dict.fromkeys(("member_logits", "dropout_logits", "augmented_logits"), _member_logits),
     "negative_cosines": _negative_cosines,
     "nudged_features": _nudged_features,
     "outlier_cosines": _negative_cosines,
