@@ -168,16 +168,16 @@ def test_a_model_without_dropout_that_can_be_switched_on_says_why(model, reason)
 
 
 def test_augmented_logits_are_those_of_views_made_by_hand():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 6, 5))
-    images = torch.randint(256, (4, 3, 8, 6), dtype=torch.uint8)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 4, 5))
+    images = torch.randint(256, (4, 3, 8, 4), dtype=torch.uint8)
     spec = "augmented_logits(shift=0.25, crop=0.6)"
     given = Classifier(model, mean=(0.4,) * 3, std=(0.2,) * 3, taps=(spec,))(images).taps[spec]
     pixels = images.numpy() / 255
-    rows, columns = np.arange(8), np.arange(6)
+    rows, columns = np.arange(8), np.arange(4)
     views = [pixels, pixels[..., ::-1]]
-    for down, right in ((0, 2), (0, -2), (2, 0), (-2, 0)):  # a quarter of 8 is 2, of 6 is 1.5, rounded to even
-        views.append(pixels[:, :, np.clip(rows - down, 0, 7)][..., np.clip(columns - right, 0, 5)])
-    views.append(enlarged(pixels[:, :, 1:6, 1:5], 8, 6))  # 0.6 of 8 is 5 pixels from 1 on, of 6 is 4 from 1 on
+    for down, right in ((0, 1), (0, -1), (2, 0), (-2, 0)):  # a quarter of the width is 1, of the height 2
+        views.append(pixels[:, :, np.clip(rows - down, 0, 7)][..., np.clip(columns - right, 0, 3)])
+    views.append(enlarged(pixels[:, :, 1:6, 1:3], 8, 4))  # 0.6 of 8 is 5 pixels, of 4 it is 2
     with torch.no_grad():
         expected = [model((torch.from_numpy(view.copy()).float() - 0.4) / 0.2) for view in views]
     torch.testing.assert_close(given, torch.stack(expected, dim=1), rtol=1e-4, atol=1e-5)
