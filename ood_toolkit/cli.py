@@ -64,7 +64,9 @@ def bench(
             help="digits (embedded), folders (your images), natural-adversarial, imagenet-a, …", rich_help_panel=_SUITE
         ),
     ] = "",
-    detectors: Annotated[str, typer.Option(help="Comma-separated specs, or all.")] = "all",
+    detectors: Annotated[
+        str, typer.Option(help="Comma-separated specs; all; or one-pass, which leaves out gradients and inner layers.")
+    ] = "all",
     calibrators: Annotated[str, typer.Option(help="Comma-separated specs, or all.")] = "all",
     ensemble: Annotated[
         str, typer.Option(help="Ways to pool several models: comma-separated specs, all, or none.")

@@ -16,6 +16,10 @@ from ood_toolkit.registry import (
 )
 
 
+MEMBER_TAP = "member_logits"
+"""The tap that only an ensemble's outputs have: (N, M, C)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Method:
     """A detector to score, on plain or on calibrated logits.
@@ -40,6 +44,9 @@ class Method:
 def parse_detectors(text: str) -> list[Method]:
     """Methods from a comma-separated list of specs; "all" stands for every registered detector.
 
+    "one-pass" stands for those that read nothing but the one forward pass over the images: no gradients, no further
+    passes, no inner layers.
+
     `temperature+msp` scores calibrated logits; `react+gen` gives a rectifier another head score than its paper's.
 
     Raises:
@@ -47,16 +54,22 @@ def parse_detectors(text: str) -> list[Method]:
     """
     methods: dict[str, Method] = {}
     for spec in split_specs(text):
-        found = (
-            [Method(build_detector(name), chosen=False) for name in detector_classes()]
-            if spec == "all"
-            else [_one(spec)]
-        )
+        found = [Method(d, chosen=False) for d in _group(spec)] if spec in _GROUPS else [_one(spec)]
         for method in found:
             # a method that is named beside "all" counts as named
             if method.chosen or method.spec not in methods:
                 methods[method.spec] = method
     return list(methods.values())
+
+
+_GROUPS = ("all", "one-pass")
+
+
+def _group(name: str) -> list[AnyDetector]:
+    detectors = [build_detector(detector) for detector in detector_classes()]
+    if name == "all":
+        return detectors
+    return [d for d in detectors if isinstance(d, Detector) and set(d.taps) <= {MEMBER_TAP}]
 
 
 def parse_calibrators(text: str) -> list[Calibrator]:

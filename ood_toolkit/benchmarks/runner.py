@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ood_toolkit.benchmarks.masking import masked, seen_through
 from ood_toolkit.benchmarks.measure import Bootstrap
-from ood_toolkit.benchmarks.methods import Method, scores_log_probabilities
+from ood_toolkit.benchmarks.methods import MEMBER_TAP, Method, scores_log_probabilities
 from ood_toolkit.benchmarks.recording import Recorder, Row
 from ood_toolkit.benchmarks.results import RunFolder
 from ood_toolkit.benchmarks.suite import ClassMask, Suite
@@ -18,9 +18,6 @@ from ood_toolkit.detectors import Detector, LiveDetector
 from ood_toolkit.extract import Extracted, Extractor
 from ood_toolkit.models import LoadedClassifier
 from ood_toolkit.outputs import UNKNOWN, Outputs
-
-MEMBER_TAP = "member_logits"
-"""The tap that only an ensemble's outputs have: (N, M, C)."""
 
 Parts = Mapping[str, Outputs]
 Scores = dict[str, Tensor]

@@ -10,6 +10,12 @@ def test_all_is_every_registered_detector_and_none_of_them_was_chosen():
     assert not any(method.chosen for method in methods)
 
 
+def test_one_pass_leaves_out_whatever_runs_the_model_again_or_reads_inner_layers():
+    names = {method.spec for method in parse_detectors("one-pass")}
+    assert {"msp", "knn", "vim", "react", "mutual_information"} <= names
+    assert not names & {"odin", "adascale_a", "gram", "rankfeat", "mahalanobis_layers", "tta", "mc_dropout"}
+
+
 def test_a_detector_named_beside_all_counts_as_chosen():
     chosen = [m.spec for m in parse_detectors("all,msp,energy(temperature=2)") if m.chosen]
     assert chosen == ["msp", "energy(temperature=2)"]
