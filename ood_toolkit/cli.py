@@ -1,5 +1,6 @@
 """The command line: `ood-bench --detectors all`. Results go to stdout, everything else to stderr."""
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,9 @@ def bench(
         str, typer.Option(help="own: each model's own; official: that of the ImageNet-A/O paper.")
     ] = "own",
     head: Annotated[str, typer.Option(help="Module name of the head, or logits; found by itself by default.")] = "",
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Classes of the checkpoint, where not the model's own number.")
+    ] = None,
     id_: Annotated[Path | None, typer.Option("--id", help="In-distribution images, one folder per class.")] = None,
     ood: Annotated[list[str] | None, typer.Option(help="NAME=DIR of out-of-distribution images; repeatable.")] = None,
     labels: Annotated[
@@ -116,7 +120,7 @@ def bench(
     ] = "float32",
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 64,
     workers: Annotated[int, typer.Option(min=-1, help="Decoding processes; -1 chooses.")] = -1,
-    seed: Annotated[int, typer.Option(help="Of splits, training and resampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of splits, training and resampling.")] = 0,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples per interval; 0 for none.")] = 1000,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/SUITE-TIME by default.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Store of outputs; $OOD_CACHE or ~/.cache/ood-toolkit.")] = None,
@@ -153,6 +157,7 @@ def bench(
         pretrained=pretrained,
         transform=transform,
         head=head,
+        classes=classes,
         folders={name: path for name, path in folders.items() if path is not None},
         ood=tuple(ood or ()),
         data_root=data_root,
@@ -409,14 +414,23 @@ def _progress(unit: str = "images/s") -> "Iterator[Progress]":
 
 
 def main() -> None:
-    """The `ood-bench` command: wrong input ends with one line on stderr and exit code 2."""
+    """The `ood-bench` command: wrong input ends with one line on stderr and exit code 2, a fault of code with 1."""
+    if "" not in sys.path:
+        sys.path.append("")  # my_pkg:MyDetector may lie in the current folder; installed packages come first
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without arrows and dashes shows question marks
     try:
         app()
-    except (ValueError, OSError) as error:
+    except Exception as error:
         if os.environ.get("OOD_DEBUG"):
             raise
-        typer.echo(f"ood-bench: {' '.join(str(error).split())}", err=True)
-        raise SystemExit(2) from None
+        text = " ".join(str(error).split())
+        if isinstance(error, ValueError | OSError):
+            typer.echo(f"ood-bench: {text}", err=True)
+            raise SystemExit(2) from None
+        typer.echo(f"ood-bench: {type(error).__name__}: {text} (OOD_DEBUG=1 shows where)", err=True)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -279,7 +279,7 @@ class _Decoded(torch.utils.data.Dataset):
     def __getitem__(self, row: int) -> tuple[int, Tensor | str]:
         try:
             image = self.images.open(row)
-        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for broken files
+        except Exception as error:  # Pillow's plugins raise whatever a broken file makes them stumble over
             return row, str(error) or type(error).__name__
         return row, self.transform(image)
 

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import typing
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -97,13 +98,29 @@ def _build(spec: str, what: str, known: dict[str, type[Any]], bases: tuple[type[
         return known[adapter].variant(variant, arguments)
     kind = _imported(name, what, bases) if ":" in name else known.get(name.replace("-", "_"))
     if kind is None:
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
         hint = f" did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no {what} is named {name!r};{hint} Known: {', '.join(known)}")
+    if known.get(kind.name, kind) is not kind:
+        raise ValueError(f"{name!r} calls itself {kind.name!r}, which is a registered {what}; give it another `name`")
+    _check_types(spec, kind, arguments)
     try:
         return kind(**arguments)
     except TypeError as error:
         raise ValueError(f"{spec}: {error}; {kind.__name__} takes {_parameters(kind)}") from None
+
+
+def _check_types(spec: str, kind: type[Any], arguments: dict[str, Any]) -> None:
+    """Refuses a word where a number belongs, and the like; parameters of other kinds look after themselves."""
+    hints = typing.get_type_hints(kind.__init__)
+    for name, value in arguments.items():
+        allowed = set(typing.get_args(hints.get(name)) or (hints.get(name),))
+        if not allowed <= {int, float, str, bool, type(None)} or type(value) in allowed:
+            continue
+        if type(value) is int and float in allowed:
+            continue
+        words = " or ".join(sorted("None" if each is type(None) else each.__name__ for each in allowed))
+        raise ValueError(f"{spec}: {name} must be {words}, got {value!r}")
 
 
 def _imported(name: str, what: str, bases: tuple[type[Any], ...]) -> type[Any]:
@@ -114,6 +131,8 @@ def _imported(name: str, what: str, bases: tuple[type[Any], ...]) -> type[Any]:
         raise ValueError(f"{what} {name!r} cannot be imported: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, bases)):
         raise ValueError(f"{name!r} is not a subclass of {' or '.join(base.__name__ for base in bases)}")
+    if "name" not in vars(kind):
+        raise ValueError(f"{name!r} has no `name` of its own; tables and records need one")
     return kind
 
 

@@ -71,6 +71,7 @@ class ScoreFile:
         }
         temporary = path.with_name(path.name + ".partial")
         save_file({str(n): v for n, v in enumerate(self.columns.values())}, temporary, metadata=metadata)
+        temporary.chmod(0o644)  # safetensors makes private files; the others of a run are not
         temporary.replace(path)
 
     @staticmethod

@@ -90,3 +90,31 @@ def test_lists_split_at_the_outer_commas_only():
 def test_bases_are_not_members():
     assert Detector not in registry.detector_classes().values()
     assert registry.detector_classes()["msp"] is MSPDetector
+
+
+@pytest.mark.parametrize("spec", ["energy(temperature='a')", "energy(temperature=None)", "knn(k=2.5)", "knn(k=True)"])
+def test_an_argument_of_another_kind_is_named(spec: str):
+    with pytest.raises(ValueError, match=r"(temperature must be float|k must be int), got "):
+        registry.build_detector(spec)
+
+
+def test_upper_case_still_finds_the_nearest_name():
+    with pytest.raises(ValueError, match=r"did you mean 'msp'\?"):
+        registry.build_detector("MSP")
+
+
+def test_a_detector_of_ones_own_needs_a_name_that_nobody_has(monkeypatch: pytest.MonkeyPatch):
+    module = types.ModuleType("names_of_ones_own")
+
+    class Clash(EnergyDetector):
+        name = "msp"
+
+    class Nameless(EnergyDetector):
+        pass
+
+    module.Clash, module.Nameless = Clash, Nameless  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(ValueError, match="calls itself 'msp', which is a registered detector"):
+        registry.build_detector("names_of_ones_own:Clash")
+    with pytest.raises(ValueError, match="has no `name` of its own"):
+        registry.build_detector("names_of_ones_own:Nameless")

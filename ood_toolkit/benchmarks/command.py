@@ -1,5 +1,6 @@
 """From the user's choices to a finished run: everything is checked before the long part starts."""
 
+import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -50,6 +51,7 @@ class Choices:
     pretrained: bool = True
     transform: str = "own"
     head: str = ""
+    classes: int | None = None
     folders: Mapping[str, Path] = field(default_factory=dict)
     ood: Sequence[str] = ()
     data_root: Path | None = None
@@ -101,8 +103,8 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
         strict=choices.strict,
         progress=progress,
     )
-    require_writable(choices.cache)
-    require_writable(choices.out)
+    require_writable(choices.cache, "--cache")
+    require_writable(choices.out, "--out")
     taps = tuple(sorted({tap for method in methods for tap in method.detector.taps}))
     make = {"digits": _digits, "folders": _folders}.get(name, _imagenet)
     suite, models, members = make(choices, name, device, taps)
@@ -156,6 +158,9 @@ def _suite_name(choices: Choices) -> tuple[str, str]:
     if choices.suite in ("digits", "folders"):
         return choices.suite, ""
     if choices.suite:
+        if choices.suite.lower() not in SUITES and difflib.get_close_matches(choices.suite, SUITES[:2], n=1):
+            close = difflib.get_close_matches(choices.suite, SUITES[:2], n=1)[0]
+            raise ValueError(f"no suite is named {choices.suite!r}; did you mean {close!r}? Known: {', '.join(SUITES)}")
         return canonical_name(choices.suite), ""
     if choices.folders:
         return "folders", ""
@@ -246,6 +251,7 @@ def _models(
             device=device,
             transform=choices.transform,  # pyright: ignore[reportArgumentType]  # checked there
             head=choices.head or None,
+            classes=choices.classes,
             taps=taps if number < len(choices.models) else (),
             amp=amp,
         )
@@ -271,7 +277,7 @@ def _absent(method: Method, absent: str) -> Method:
     if absent not in ("error", "skip"):
         raise ValueError(f"--absent-classes must be error or skip, got {absent!r}")
     parameters = method.detector.hyperparameters
-    if absent == "error" or parameters.get("absent") != "error" or method.chosen:
+    if absent == "error" or parameters.get("absent") != "error":
         return method
     return Method(type(method.detector)(**{**parameters, "absent": absent}), method.calibrator, method.chosen)
 

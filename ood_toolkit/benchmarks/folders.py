@@ -38,11 +38,17 @@ class Folders:
 
     def require(self) -> None:
         """Raises ValueError for a folder that is missing or empty, before a model is loaded."""
+        taken = sorted({"id", "fit", "calibration"} & set(self.ood))
+        if taken:
+            raise ValueError(
+                f"an OOD set cannot be named {taken[0]!r}: that name is taken; choose another in --ood NAME=DIR"
+            )
         for folder in (self.id, self.fit, self.calibrate, *self.ood.values()):
             if folder is not None:
                 FolderImages(folder)
         if self.labels is not None and not self.labels.is_file():
-            raise ValueError(f"labels file {str(self.labels)!r} does not exist")
+            problem = "is no file" if self.labels.exists() else "does not exist"
+            raise ValueError(f"labels file {str(self.labels)!r} {problem}")
 
     def suite(self, classes: int, class_names: tuple[str, ...] | None) -> Suite:
         """The suite, for a model with this many classes.

@@ -15,7 +15,6 @@ from ood_toolkit.registry import (
     split_specs,
 )
 
-
 MEMBER_TAP = "member_logits"
 """The tap that only an ensemble's outputs have: (N, M, C)."""
 
@@ -56,6 +55,9 @@ def parse_detectors(text: str) -> list[Method]:
     for spec in split_specs(text):
         found = [Method(d, chosen=False) for d in _group(spec)] if spec in _GROUPS else [_one(spec)]
         for method in found:
+            other = methods.get(method.spec)
+            if other is not None and type(other.detector) is not type(method.detector):
+                raise ValueError(f"two detectors call themselves {method.spec!r}; give yours another `name`")
             # a method that is named beside "all" counts as named
             if method.chosen or method.spec not in methods:
                 methods[method.spec] = method
@@ -87,7 +89,9 @@ def _one(spec: str) -> Method:
     if len(parts) == 1:
         return Method(build_detector(spec))
     first, rest = parts[0], "+".join(parts[1:])
-    if parse(first)[0] in calibrator_classes() or first.startswith("netcal:"):
+    if not first or not rest:
+        raise ValueError(f"{spec!r} lacks a name before or after its +")
+    if parse(first)[0] in calibrator_classes() or first.startswith("netcal:") or _is_calibrator(first):
         method = _one(rest)
         if method.calibrator:
             raise ValueError(f"{spec!r} names two calibrators; one is enough")
@@ -101,6 +105,17 @@ def _one(spec: str) -> Method:
         )
     changed = {**rectifier.hyperparameters, parameter: parts[1]}
     return Method(type(rectifier)(**changed))
+
+
+def _is_calibrator(spec: str) -> bool:
+    """Whether `my_pkg:Class` is a calibrator of the user's own."""
+    if ":" not in spec:
+        return False
+    try:
+        build_calibrator(spec)
+    except ValueError:
+        return False
+    return True
 
 
 def require_logits_only(detector: AnyDetector, spec: str) -> None:

@@ -34,7 +34,10 @@ class RunFolder:
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path = path
-        require_writable(path)
+        require_writable(path, "--out")
+        for stale in ("records.jsonl", "scores.safetensors", "table.md", "table.csv", "table.tex"):
+            # an earlier run's numbers must not stand beside this run's facts
+            (path / stale).unlink(missing_ok=True)
         self.records: list[Record] = []
         self.scores = ScoreFile()
         self.facts: dict[str, Any] = {**environment(), **facts, "stages": {}, "left_out": {}, "unreadable": {}}
@@ -77,7 +80,7 @@ class RunFolder:
         self.save_facts()
 
 
-def require_writable(path: Path) -> None:
+def require_writable(path: Path, option: str) -> None:
     """Makes the folder and writes a probe into it, before the long part starts.
 
     Raises:
@@ -90,7 +93,9 @@ def require_writable(path: Path) -> None:
         probe.unlink()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ValueError(f"cannot write into the folder {str(path)!r}: {reason}; choose another with --out") from None
+        raise ValueError(
+            f"cannot write into the folder {str(path)!r}: {reason}; choose another with {option}"
+        ) from None
 
 
 def environment() -> dict[str, Any]:

@@ -218,7 +218,9 @@ class Runner:
         if problem:
             return self._refuse(method, problem)
         with torch.no_grad():
-            return {n: detector(outputs.to(self.settings.device)).cpu() for n, outputs in self._scored(parts).items()}
+            scores = {n: detector(outputs.to(self.settings.device)).cpu() for n, outputs in self._scored(parts).items()}
+        bad = sum(int((~values.isfinite()).sum()) for values in scores.values())
+        return self._refuse(method, f"{bad} of its scores are NaN or infinite") if bad else scores
 
     def _fit(self, detector: Detector | LiveDetector, parts: Parts) -> str:
         """Why the detector cannot be fitted, or ""."""
@@ -251,10 +253,16 @@ class Runner:
         models = [*self.settings.models, *self.settings.members]
         name = f"ensemble[{', '.join(model.spec for model in models)}]"
         transform = "; ".join(dict.fromkeys(model.preprocessing for model in models))
+        row = Row(name, pool.spec, pool.family, transform)
         with self.folder.stage(f"ensemble {pool.name}"):
-            parts = self._pooled(pool, members)
+            try:
+                parts = self._pooled(pool, members)
+            except ValueError as error:
+                self.settings.say(f"{pool.spec} left out: {error}")
+                self.recorder.calibrator(row, str(error), members[0], mask)
+                return
             result: Scores | str = {n: outputs.logits for n, outputs in self._scored(parts).items()}
-            self.recorder.calibrator(Row(name, pool.spec, pool.family, transform), result, parts, mask)
+            self.recorder.calibrator(row, result, parts, mask)
         for method in self.settings.methods if with_detectors else ():
             detector = method.detector
             if isinstance(detector, Detector) and scores_log_probabilities(detector, frozenset({MEMBER_TAP})):

@@ -41,9 +41,13 @@ class Part:
 
     @property
     def description(self) -> str:
-        """Name, size, choice and a hash of the rows' identifiers: the same text means the same images."""
+        """Name, size, choice, and a hash of the rows' identifiers and, where the set has it, of its content.
+
+        The same text means the same images, on any machine.
+        """
         names = "\n".join(self.images.ids[int(row)] for row in self.indices)
-        digest = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        content = getattr(self.images, "content", "")
+        digest = hashlib.sha256(f"{content}\n{names}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
         about = f", {self.about}" if self.about else ""
         return f"{self.name} ({len(self)} images{about}, {digest})"
 
@@ -108,12 +112,11 @@ class Suite:
     notes: Sequence[str] = field(default=())
 
     def __post_init__(self) -> None:
-        learned = {
-            (part.images.fingerprint, row)
-            for part in (self.fit, self.calibration)
-            if part is not None
-            for row in part.indices.tolist()
-        }
+        named: dict[str, Part] = {}
+        for part in (*self._learned(), *self._scored()):
+            if named.setdefault(part.name, part) is not part:
+                raise ValueError(f"suite {self.name!r} has two parts named {part.name!r}; give each a name of its own")
+        learned = {(part.images.fingerprint, row) for part in self._learned() for row in part.indices.tolist()}
         for part in self.scored:
             shared = sum((part.images.fingerprint, row) in learned for row in part.indices.tolist())
             if shared:
@@ -124,10 +127,15 @@ class Suite:
     @property
     def scored(self) -> list[Part]:
         """Every part that some task scores, once."""
-        parts = [part for task in self.tasks for part in (task.id, task.ood) if part is not None]
-        return list({part.name: part for part in parts}.values())
+        return list({part.name: part for part in self._scored()}.values())
+
+    def _scored(self) -> list[Part]:
+        return [part for task in self.tasks for part in (task.id, task.ood) if part is not None]
+
+    def _learned(self) -> list[Part]:
+        return [part for part in (self.fit, self.calibration) if part is not None]
 
     @property
     def parts(self) -> list[Part]:
         """Every part, the learned ones first."""
-        return [part for part in (self.fit, self.calibration) if part is not None] + self.scored
+        return self._learned() + self.scored

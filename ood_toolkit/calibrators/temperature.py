@@ -14,6 +14,8 @@ from ood_toolkit.stats import row_chunks
 _CLOSE = 1e-6
 """Last Newton step in log(1/T). Steps square, so what is left is about the rounding of float64."""
 _MOST_EVALUATIONS = 100
+_PATIENCE = 12
+"""Sweeps after which the search asks the bound ahead of it."""
 _SAMPLE = 2000
 """Rows that a first, rough search uses where there are many more."""
 _CACHED_NUMBERS = 1 << 16
@@ -78,7 +80,11 @@ def fit_shared_temperature(
         step = -slope / curvature if curvature > 0 else (-math.inf if slope > 0 else math.inf)
         if abs(step) < _CLOSE and low <= u + step <= high:
             return TemperatureFit(math.exp(-u - step), False, before, loss, evaluations)
-        u = _inside(u + min(max(step, -2.0), 2.0), bracket, (low, high))
+        outer = (low, high)[int(slope <= 0)]
+        if evaluations == _PATIENCE and outer in bracket:
+            u = outer  # where every row is right, the slope fades without ever being 0, and steps creep: ask the bound
+        else:
+            u = _inside(u + min(max(step, -2.0), 2.0), bracket, (low, high))
         loss, slope, curvature = _likelihood(member_logits, labels, u)
         evaluations += 1
     raise ValueError(f"the search for T has not converged after {evaluations} sweeps: T = {math.exp(-u)}, NLL = {loss}")

@@ -79,24 +79,33 @@ class FolderImages:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over relative paths, sizes and modification times."""
+        """SHA-256 over the folder, relative paths, sizes and modification times."""
         if not self._fingerprint:
             self._fingerprint = self._hash()
         return self._fingerprint
 
     def _hash(self) -> str:
-        digest = hashlib.sha256()
+        # the folder too: archives unpack to equal names, sizes and times, and uncompressed images have equal sizes
+        digest = hashlib.sha256(f"{self.root.resolve()}\n".encode("utf-8", "surrogateescape"))
+        content = hashlib.sha256()
         for name in self.ids:
             status = (self.root / name).stat()
             digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            content.update(f"{name}\0{status.st_size}\n".encode("utf-8", "surrogateescape"))
+        self._content = content.hexdigest()
         return digest.hexdigest()
+
+    @property
+    def content(self) -> str:
+        """SHA-256 over relative paths and sizes: the same on every machine that holds the set."""
+        return self._content if self.fingerprint else ""
 
     def open(self, row: int) -> "Image":
         """The image in RGB, whatever its file holds (grey, palette, CMYK, alpha)."""
         from PIL import Image
 
         with Image.open(self.root / self.ids[row]) as image:
-            return image.convert("RGB")
+            return as_rgb(image)
 
 
 class ArrayImages:
@@ -131,6 +140,11 @@ class ArrayImages:
         """SHA-256 over shape and pixels."""
         return self._fingerprint
 
+    @property
+    def content(self) -> str:
+        """The same."""
+        return self._fingerprint
+
     def _hash(self) -> str:
         return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).hexdigest()
 
@@ -139,6 +153,24 @@ class ArrayImages:
         from PIL import Image
 
         return Image.fromarray(self.pixels[row])
+
+
+def as_rgb(image: "Image") -> "Image":
+    """The image in RGB with 8 bits per channel; 16-bit grey is scaled, where Pillow's own conversion would clip it.
+
+    Raises:
+        ValueError: floating-point pixels, whose range is unknown.
+    """
+    from PIL import Image
+
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no known range; save the image with 8 or 16 bits")
+    if image.mode.startswith("I"):
+        import numpy as np
+
+        grey = np.asarray(image).astype(np.int64)
+        return Image.fromarray((grey >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
 
 
 def image_paths(root: Path) -> list[str]:
@@ -160,7 +192,7 @@ def labels_from_file(file: Path, root: Path, class_index: Mapping[str, int]) -> 
         ValueError: unreadable lines, names that no image under `root` has, or images without a label.
     """
     try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"labels file {str(file)!r} cannot be read: {error}") from None
     if not lines:
@@ -174,7 +206,12 @@ def labels_from_file(file: Path, root: Path, class_index: Mapping[str, int]) -> 
     for number, row in enumerate(rows[1:] if has_header else rows, 2 if has_header else 1):
         try:
             name, label = (row[image], row[column]) if has_header else (row[0], row[1])  # pyright: ignore
-            labels[name.strip()] = int(label) if label.strip().lstrip("-").isdigit() else class_index[label.strip()]
+            index = int(label) if label.strip().lstrip("-").isdecimal() else class_index[label.strip()]
+            if labels.setdefault(name.strip(), index) != index:
+                raise ValueError(
+                    f"labels file {str(file)!r}, line {number}: {name.strip()!r} already has class "
+                    f"{labels[name.strip()]}"
+                )
         except (IndexError, KeyError):
             raise ValueError(f"labels file {str(file)!r}, line {number}: no class in {row!r}") from None
     _match(labels, image_paths(root), file, root)

@@ -35,6 +35,8 @@ class EnergyDetector(Detector):
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}")
         self.temperature = temperature
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:

@@ -24,6 +24,7 @@ class MaxLogitDetector(Detector):
     equation = "−max_c z_c"
     family = "logits"
     reads = frozenset({"logits"})
+    needs_offset = True
     cost = "O(C)"
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:

@@ -97,6 +97,8 @@ def describe_break(model: str, name: str, head: Head, seen: Mapping[str, Tensor]
     if expected.shape != logits.shape:
         return f"{model}: the head {name!r} gives {tuple(expected.shape)}, the model {tuple(logits.shape)}; {_REMEDY}"
     tolerance = 1e-3 if logits.dtype in (torch.float32, torch.float64) else 5e-2
+    if not bool(logits.isfinite().all()):
+        return ""  # NaN is not a question of the head; whoever builds `Outputs` names the images
     gap = (expected - logits.float()).abs().max().item() if logits.numel() else 0.0
     if gap <= tolerance * max(1.0, expected.abs().max().item() if logits.numel() else 1.0):
         return ""
@@ -129,7 +131,7 @@ def _why_none(model: str, calls: list[tuple[str, Tensor]], logits: Tensor) -> st
 
 def _what_follows(name: str, before: Tensor, after: Tensor) -> str:
     if torch.allclose(after, before.softmax(dim=1), atol=1e-5):
-        return f"a softmax follows the head {name!r}, so the model returns probabilities; return the logits, or"
+        return f"a softmax follows the head {name!r}, so the model returns probabilities; let it return logits"
     if torch.allclose(after, before.log_softmax(dim=1), atol=1e-4):
         return f"a log-softmax follows the head {name!r}"
     return f"something after the head {name!r} changes its output (largest gap {(after - before).abs().max():.3g})"

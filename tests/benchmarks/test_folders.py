@@ -78,3 +78,30 @@ def test_a_missing_path_is_an_error_before_any_model_is_loaded(folders: Folders,
     fields = {"id": folders.id, field: tmp_path / "nowhere"}
     with pytest.raises(ValueError, match=r"nowhere.*does not exist"):
         Folders(**fields).require()
+
+
+@pytest.mark.parametrize("name", ["id", "fit", "calibration"])
+def test_an_ood_set_cannot_take_the_name_of_another_part(folders: Folders, name: str):
+    with pytest.raises(ValueError, match=f"an OOD set cannot be named '{name}'"):
+        Folders(id=folders.id, ood={name: folders.ood["strange"]}).require()
+
+
+def test_parts_of_one_name_are_refused(folders: Folders):
+    test = folders.suite(2, ("ant", "bee")).tasks[0].id
+    with pytest.raises(ValueError, match="two parts named 'id'"):
+        Suite(name="s", caption="", tasks=[Task("anomaly", "x", test, Part("id", test.images))])
+
+
+def test_folders_with_equal_names_sizes_and_times_are_different_sets(tmp_path: Path):
+    import os
+
+    from ood_toolkit.datasets import FolderImages
+
+    sets = []
+    for place, shade in (("a", 0), ("b", 255)):
+        (tmp_path / place).mkdir()
+        Image.new("RGB", (8, 8), (shade,) * 3).save(tmp_path / place / "x.bmp")
+        os.utime(tmp_path / place / "x.bmp", ns=(0, 0))
+        sets.append(FolderImages(tmp_path / place))
+    assert sets[0].fingerprint != sets[1].fingerprint
+    assert sets[0].content == sets[1].content

@@ -173,3 +173,14 @@ def test_a_shared_temperature_minimises_the_pools_likelihood():
     assert math.log(found.temperature) == pytest.approx(-best.x, abs=1e-5)
     assert found.nll_after == pytest.approx(loss(-math.log(found.temperature)), abs=1e-12)
     assert found.nll_before == pytest.approx(loss(0.0), abs=1e-12)
+
+
+@pytest.mark.parametrize(("rows", "classes", "margin"), [(10, 4, 8.0), (200, 10, 3.0), (50, 100, 20.0)])
+def test_rows_that_are_all_right_with_margin_reach_the_bound(rows: int, classes: int, margin: float):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(rows) % classes
+    logits = torch.rand(rows, classes, generator=generator).scatter_(1, labels[:, None], margin)
+    fit = fit_temperature(logits, labels)
+    assert fit.at_bound
+    assert fit.temperature == pytest.approx(1e-3)
+    assert fit.evaluations <= 20

@@ -120,3 +120,24 @@ def test_the_imagenet_classes_are_sorted_by_wordnet_id():
 def test_labels_arrive_in_the_order_of_the_images(tree: Path):
     images = FolderImages(tree, labels={"dog/x.jpg": 4, "cat/b.JPEG": 2})
     assert torch.equal(images.labels, torch.tensor([-1, 2, 4]))
+
+
+def test_sixteen_bit_grey_keeps_its_shades(tmp_path: Path):
+    shades = np.array([[0, 1 << 8, 1 << 15, 0xFFFF]], dtype=np.uint16)
+    Image.fromarray(shades).save(tmp_path / "a.png")
+    assert np.array(FolderImages(tmp_path).open(0))[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_floating_point_pixels_are_refused(tmp_path: Path):
+    Image.fromarray(np.ones((2, 2), dtype=np.float32)).save(tmp_path / "a.tiff")
+    with pytest.raises(ValueError, match="no known range"):
+        FolderImages(tmp_path).open(0)
+
+
+def test_a_labels_file_of_a_spreadsheet_is_read_and_contradictions_are_not(tree: Path):
+    file = tree.parent / "labels"
+    file.write_text("﻿file,label\ncat/a ü.png,0\ncat/b.JPEG,0\ndog/x.jpg,1\n", encoding="utf-8")
+    assert labels_from_file(file, tree, {})["dog/x.jpg"] == 1
+    file.write_text("cat/a ü.png,0\ncat/a ü.png,1\ncat/b.JPEG,0\ndog/x.jpg,1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"line 2: 'cat/a ü.png' already has class 0"):
+        labels_from_file(file, tree, {})
