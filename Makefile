@@ -22,7 +22,7 @@ bench: $(BIN)/ood-bench
 	$(BIN)/ood-bench --detectors all --calibrators all --out $(RUN_OUT)
 
 test: $(BIN)/ood-bench
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(BIN)/ood-bench
 	$(BIN)/ruff format --check .

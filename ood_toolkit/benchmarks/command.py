@@ -89,8 +89,6 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
         ValueError: in one line, whatever is wrong with the choices or the data.
     """
     name, hint = _suite_name(choices)
-    if hint:
-        say(hint)
     methods = [_absent(method, choices.absent_classes) for method in parse_detectors(choices.detectors)]
     calibrators = parse_calibrators(choices.calibrators)
     pools = _pools(choices.ensemble)
@@ -146,6 +144,8 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
         device=device,
         say=say,
     )
+    if hint:
+        say(hint)
     with folder.stage("total"):
         Runner(suite, settings, folder).run()
     if name not in ("digits", "folders"):

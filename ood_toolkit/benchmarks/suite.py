@@ -39,6 +39,10 @@ class Part:
     def __len__(self) -> int:
         return len(self.images) if self.rows is None else len(self.rows)
 
+    def same(self, other: "Part") -> bool:
+        """Whether the other part has the same images in the same order."""
+        return self.images.fingerprint == other.images.fingerprint and torch.equal(self.indices, other.indices)
+
     @property
     def description(self) -> str:
         """Name, size, choice, and a hash of the rows' identifiers and, where the set has it, of its content.
@@ -114,7 +118,7 @@ class Suite:
     def __post_init__(self) -> None:
         named: dict[str, Part] = {}
         for part in (*self._learned(), *self._scored()):
-            if named.setdefault(part.name, part) is not part:
+            if not named.setdefault(part.name, part).same(part):
                 raise ValueError(f"suite {self.name!r} has two parts named {part.name!r}; give each a name of its own")
         learned = {(part.images.fingerprint, row) for part in self._learned() for row in part.indices.tolist()}
         for part in self.scored:

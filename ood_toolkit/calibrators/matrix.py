@@ -4,12 +4,17 @@ from collections.abc import Iterator
 from typing import Self
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ood_toolkit.calibrators.base import Calibrator, checked
 from ood_toolkit.calibrators.minimise import minimise
 from ood_toolkit.calibrators.temperature import fit_temperature
+
+_ERRORS = 2.0
+"""Standard errors by which evidence must exceed nothing, and which are taken off it."""
+_PAIRED_ROWS = 1000
+"""Rows whose pairs tell how much evidence an effect would give."""
 
 
 class MatrixCalibrator(Calibrator):
@@ -83,55 +88,121 @@ def _fit(
     off_diagonal: float | None,
     intercept: float | None,
 ) -> tuple[Float[Tensor, "C C"], Float[Tensor, " C"]]:
-    """W and b that minimise mean NLL plus ODIR, from W = slope · I and b = 0."""
+    """W and b that minimise mean NLL plus penalties, from W = slope · I and b = 0."""
     rows, classes = inputs.shape
-    curvature, variance = _first_step(inputs, labels, slope)
-    off = ~torch.eye(classes, classes + 1, dtype=torch.bool, device=inputs.device)
-    off[:, -1] = False
-    precision = torch.zeros_like(curvature)  # of the loss's penalty, ½ · precision · w²
-    precision[off] = 1 / (rows * variance[0]) if off_diagonal is None else 2 * off_diagonal / (classes * (classes - 1))
-    precision[:, -1] = 1 / (rows * variance[1]) if intercept is None else 2 * intercept / classes
-    free = precision.isfinite()
-    precision = torch.where(free, precision, 0.0)
-    scale = torch.where(free, (curvature / rows + precision).clamp_min(1e-12).rsqrt(), 0.0)
-    start = torch.zeros_like(curvature)
+    centre = inputs.new_zeros(classes, dtype=torch.float64)
+    if intercept is None:  # else every off-diagonal would also be an offset: log p is around -10 for all classes
+        centre = inputs.mean(dim=0, dtype=torch.float64)
+        inputs = inputs - centre.to(inputs.dtype)
+    start = torch.zeros(classes, classes + 1, dtype=torch.float64, device=inputs.device)
     start.fill_diagonal_(slope)
+    start[:, -1] = slope * centre
+    excess, curvature = _first_step(inputs, labels, start)
+    variance = _variance(inputs, labels, start, excess)
+    precision = torch.zeros_like(start)  # of the loss's penalty, ½ · precision · (w - start)²
+    if off_diagonal is None:
+        precision[:, :-1] = 1 / (rows * variance[0])
+        precision.fill_diagonal_(float(1 / (rows * variance[1])))
+    else:
+        precision[:, :-1] = 2 * off_diagonal / max(1, classes * (classes - 1))
+        precision.fill_diagonal_(0.0)
+    precision[:, -1] = 1 / (rows * variance[2]) if intercept is None else 2 * intercept / classes
+    free = precision.isfinite()
+    table = start.clone()
+    if bool(free.any()):
+        table[free] = _descend(inputs, labels, start, free, precision[free], curvature[free] / rows)
+    weight = table[:, :-1].contiguous()
+    return weight, table[:, -1] - weight @ centre
+
+
+def _descend(
+    inputs: Float[Tensor, "N C"],
+    labels: Int[Tensor, " N"],
+    start: Float[Tensor, "C C+1"],
+    free: Bool[Tensor, "C C+1"],
+    precision: Float[Tensor, " P"],
+    curvature: Float[Tensor, " P"],
+) -> Float[Tensor, " P"]:
+    """The free numbers of the best table; the others stay at their start."""
+    first, table = start[free], start.clone()
 
     def objective(point: Tensor) -> tuple[float, Tensor]:
-        table = point.view(classes, classes + 1)
+        table[free] = point
         loss, gradient = _loss(inputs, labels, table)
-        penalty = precision * table
-        return loss + 0.5 * float((penalty * table).sum()), (gradient + penalty).flatten()
+        moved = point - first
+        penalty = precision * moved
+        return loss + 0.5 * float(penalty @ moved), gradient[free] + penalty
 
-    found = minimise(objective, start.flatten(), scale=scale.flatten(), most_steps=200, tolerance=1e-5)
-    table = found.view(classes, classes + 1)
-    return table[:, :-1].contiguous(), table[:, -1].contiguous()
+    scale = (curvature + precision).clamp_min(1e-12).rsqrt()
+    return minimise(objective, first, scale=scale, most_steps=200, tolerance=1e-5)
 
 
 def _first_step(
-    inputs: Float[Tensor, "N C"], labels: Int[Tensor, " N"], slope: float
-) -> tuple[Float[Tensor, "C C+1"], Float[Tensor, "2"]]:
-    """Curvature of the summed NLL by (W, b), and by moments the variances of true off-diagonals and intercepts."""
-    classes = inputs.shape[1]
-    gradient, noise, curvature = (
-        torch.zeros(classes, classes + 1, dtype=torch.float64, device=inputs.device) for _ in range(3)
-    )
+    inputs: Float[Tensor, "N C"], labels: Int[Tensor, " N"], start: Float[Tensor, "C C+1"]
+) -> tuple[Float[Tensor, "3"], Float[Tensor, "C C+1"]]:
+    """At temperature scaling, the excess of squared gradients over their noise, and the curvature of the summed NLL.
+
+    The excess is that of off-diagonals, diagonals and intercepts: a gradient is a sum over rows, and of its square
+    what is left without the rows' own squares is the sum over pairs of different rows, 0 on average without effects.
+    """
+    gradient, curvature = torch.zeros_like(start), torch.zeros_like(start)
+    noise = start.new_zeros(3)
     for rows, true in _blocks(inputs, labels):
-        probabilities = (rows * slope).softmax(dim=1)
+        probabilities = _at_start(rows, start)
         weights = probabilities * (1 - probabilities)
         difference = probabilities.scatter_add_(1, true, -torch.ones_like(rows[:, :1]))
-        squares = rows.square()
-        for total, terms, factor in ((gradient, difference, rows), (noise, difference.square(), squares)):
-            total[:, :-1] += terms.T @ factor
-            total[:, -1] += terms.sum(dim=0)
+        gradient[:, :-1] += difference.T @ rows
+        gradient[:, -1] += difference.sum(dim=0)
+        squares, errors = rows.square(), difference.square()
         curvature[:, :-1] += weights.T @ squares
         curvature[:, -1] += weights.sum(dim=0)
-    excess = gradient.square() - noise
-    excess[:, :-1].fill_diagonal_(0)
-    square = curvature.square()
-    square[:, :-1].fill_diagonal_(0)
-    sums = [(excess[:, :-1].sum(), square[:, :-1].sum()), (excess[:, -1].sum(), square[:, -1].sum())]
-    return curvature, torch.stack([top.clamp_min(0) / bottom.clamp_min(1e-300) for top, bottom in sums])
+        own, error = (errors * squares).sum(dtype=torch.float64), errors.sum(dim=1)
+        noise += torch.stack([(error @ squares.sum(dim=1)).double() - own, own, error.sum(dtype=torch.float64)])
+    squared = gradient.square()
+    diagonal = squared.diagonal().sum()
+    return torch.stack([squared[:, :-1].sum() - diagonal, diagonal, squared[:, -1].sum()]) - noise, curvature
+
+
+def _variance(
+    inputs: Float[Tensor, "N C"],
+    labels: Int[Tensor, " N"],
+    start: Float[Tensor, "C C+1"],
+    excess: Float[Tensor, "3"],
+) -> Float[Tensor, "3"]:
+    """What the true off-diagonals, diagonals and intercepts vary by at least, given the excess of `_first_step`.
+
+    Numbers that vary by τ² make the excess τ² Σ_{n≠m} tr(A_n K_nm A_m K_nm) on average, where A = diag(p) - p pᵀ and
+    K_nm is the diagonal matrix of what the rows n and m share in each class: Σ_{j≠i} x_nj x_mj, x_ni x_mi, or 1. Not
+    each number's own curvature: C off-diagonals of a class move its logit together. The error of the excess is that
+    of a sum over pairs, from their own squares, so that a confident mistake does not pass for evidence; two errors
+    are taken off. Pairs come from about a thousand rows.
+    """
+    step = -(-len(inputs) // _PAIRED_ROWS)
+    x, true = inputs[::step].double(), labels[::step, None]
+    p = _at_start(x, start)
+    errors = p.scatter_add(1, true, -torch.ones_like(p[:, :1]))
+    shared = x @ x.T
+    both = [(p * x**power) @ (p * x**power).T for power in range(2)]
+    moments = []  # Σ_i a_i x_ni^k x_mi^k with a_i = p_ni p_mi (1 - p_ni - p_mi), what A_ii A_ii has beyond (p_ni p_mi)²
+    for power in range(3):
+        once = p * x**power
+        cross = (p * once) @ once.T
+        moments.append(once @ once.T - cross - cross.T)
+    expected = [
+        shared.square() * moments[0] - 2 * shared * moments[1] + moments[2] + (shared * both[0] - both[1]).square(),
+        moments[2] + both[1].square(),
+        moments[0] + both[0].square(),
+    ]
+    alike, own = errors @ errors.T, (errors * x) @ (errors * x).T
+    seen = [shared * alike - own, own, alike]
+    pairs = len(inputs) * (len(inputs) - 1) / max(1, len(x) * (len(x) - 1))
+    size = pairs * torch.stack([e.fill_diagonal_(0).sum() for e in expected])
+    error = (2 * pairs * torch.stack([s.fill_diagonal_(0).square().sum() for s in seen])).sqrt()
+    return (excess - _ERRORS * error).clamp_min(0) / size.clamp_min(1e-300)
+
+
+def _at_start(rows: Float[Tensor, "B C"], start: Float[Tensor, "C C+1"]) -> Float[Tensor, "B C"]:
+    return torch.addcmul(start[:, -1].to(rows.dtype), rows, start.diagonal().to(rows.dtype)).softmax(dim=1)
 
 
 def _loss(
