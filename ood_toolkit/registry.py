@@ -119,7 +119,9 @@ def _check_types(spec: str, kind: type[Any], arguments: dict[str, Any]) -> None:
             continue
         if type(value) is int and float in allowed:
             continue
-        words = " or ".join(sorted("None" if each is type(None) else each.__name__ for each in allowed))
+        words = " or ".join(
+            sorted(str(getattr(each, "__name__", each)).replace("NoneType", "None") for each in allowed)
+        )
         raise ValueError(f"{spec}: {name} must be {words}, got {value!r}")
 
 

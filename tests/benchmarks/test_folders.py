@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_labels_outside_the_model_are_refused(folders: Folders, tmp_path: Path):
 
 @pytest.mark.parametrize("field", ["id", "fit", "calibrate", "labels"])
 def test_a_missing_path_is_an_error_before_any_model_is_loaded(folders: Folders, tmp_path: Path, field: str):
-    fields = {"id": folders.id, field: tmp_path / "nowhere"}
+    fields: dict[str, Any] = {"id": folders.id, field: tmp_path / "nowhere"}
     with pytest.raises(ValueError, match=r"nowhere.*does not exist"):
         Folders(**fields).require()
 

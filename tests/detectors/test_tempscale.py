@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -40,7 +42,7 @@ def test_scipy_finds_the_same_minimum(factor):
         top = z.max(axis=1)
         return float((top + np.log(np.exp(z - top[:, None]).sum(axis=1)) - z[np.arange(500), labels.numpy()]).mean())
 
-    found = scipy.optimize.minimize_scalar(nll, bounds=(-6, 6), method="bounded", options={"xatol": 1e-9})
+    found: Any = scipy.optimize.minimize_scalar(nll, bounds=(-6, 6), method="bounded", options={"xatol": 1e-9})
     assert best_temperature(Outputs.from_logits(logits, labels)) == pytest.approx(float(np.exp(found.x)), rel=1e-5)
 
 

@@ -106,7 +106,7 @@ def test_the_order_of_images_in_a_run_does_not_matter(make_folder: MakeFolder) -
     file = ScoreFile.load(other / "scores.safetensors")
     for part, names in file.ids.items():
         order = np.random.default_rng(1).permutation(len(names))
-        file.ids[part] = [names[i] for i in order]
+        file.ids[part] = [names[int(i)] for i in order]
         columns = {c: v[torch.from_numpy(order)] for c, v in file.columns.items() if c.part == part}
         file.columns.update(columns)
     file.save(other / "scores.safetensors")
