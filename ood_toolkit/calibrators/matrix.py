@@ -11,7 +11,7 @@ from ood_toolkit.calibrators.base import Calibrator, checked
 from ood_toolkit.calibrators.minimise import minimise
 from ood_toolkit.calibrators.temperature import fit_temperature
 
-_ERRORS = 2.0
+_ERRORS = 3.0
 """Standard errors by which evidence must exceed nothing, and which are taken off it."""
 _PAIRED_ROWS = 1000
 """Rows whose pairs tell how much evidence an effect would give."""
@@ -21,18 +21,22 @@ class MatrixCalibrator(Calibrator):
     """`softmax(W z + b)`, with penalties on what is off the diagonal of W and on b (ODIR).
 
     The most flexible linear map: it can move probability from one class to those it is confused with. C² numbers need
-    many rows per class; the penalties `λ mean_{i≠j} w_ij² + μ mean b_i²`, added to the mean NLL, leave the diagonal
-    free (Kull et al.). By default λ and μ come from the data by empirical Bayes, as in `VectorCalibrator`;
-    where the off-diagonal shows nothing but noise it stays 0.
+    many rows per class; the paper's penalties `λ mean_{i≠j} w_ij² + μ mean b_i²`, added to the mean NLL, leave the
+    diagonal free, which with few rows per class wrecks the predictions. By default the data choose instead, by
+    empirical Bayes, how far off-diagonals, diagonal and intercepts may leave temperature scaling (W = I/T, b = 0);
+    each stays there unless pairs of rows agree by three standard errors that it should move. So with few rows per
+    class the result is temperature scaling, and with many it is near the plain maximum.
 
-    At 1000 classes one sweep is two products of (N, C) and (C, C): expect minutes, and see whether `vector` will do.
+    At 1000 classes that test takes a second; where anything moves, one sweep is two products of (N, C) and (C, C):
+    expect minutes, and see whether `vector` will do.
 
     Args:
-        off_diagonal: λ ≥ 0, or None for the data's choice.
-        intercept: μ ≥ 0, or None for the data's choice.
+        off_diagonal: λ ≥ 0 with a free diagonal, as in the paper, or None for the data's choice of both.
+        intercept: μ ≥ 0, or None for the data's choice, which is about b where the inputs are at their means.
 
-    Differs from the paper in choosing λ and μ without cross-validation. A mixture of -inf means nothing: `fit` refuses
-    such logits, and later rows are read with their smallest finite logit in its place, the class staying impossible.
+    Differs from the paper by default: penalties on the diagonal too, and none chosen by cross-validation. A mixture
+    of -inf means nothing: `fit` refuses such logits, and later rows are read with their smallest finite logit in its
+    place, the class staying impossible.
     """
 
     name = "matrix"
@@ -97,8 +101,10 @@ def _fit(
     start = torch.zeros(classes, classes + 1, dtype=torch.float64, device=inputs.device)
     start.fill_diagonal_(slope)
     start[:, -1] = slope * centre
-    excess, curvature = _first_step(inputs, labels, start)
-    variance = _variance(inputs, labels, start, excess)
+    # what all inputs of a row share tells nothing of mixing, but in log p it would hide it
+    relative = inputs - inputs.mean(dim=1, keepdim=True)
+    excess, curvature = _first_step(relative, labels, start)
+    variance = _variance(relative, labels, start, excess)
     precision = torch.zeros_like(start)  # of the loss's penalty, ½ · precision · (w - start)²
     if off_diagonal is None:
         precision[:, :-1] = 1 / (rows * variance[0])
@@ -174,7 +180,7 @@ def _variance(
     Numbers that vary by τ² make the excess τ² Σ_{n≠m} tr(A_n K_nm A_m K_nm) on average, where A = diag(p) - p pᵀ and
     K_nm is the diagonal matrix of what the rows n and m share in each class: Σ_{j≠i} x_nj x_mj, x_ni x_mi, or 1. Not
     each number's own curvature: C off-diagonals of a class move its logit together. The error of the excess is that
-    of a sum over pairs, from their own squares, so that a confident mistake does not pass for evidence; two errors
+    of a sum over pairs, from their own squares, so that a confident mistake does not pass for evidence; three errors
     are taken off. Pairs come from about a thousand rows.
     """
     step = -(-len(inputs) // _PAIRED_ROWS)

@@ -14,6 +14,7 @@ from ood_toolkit.calibrators import (
     TemperatureCalibrator,
     VectorCalibrator,
 )
+from ood_toolkit.calibrators.matrix import _first_step, _variance
 from ood_toolkit.calibrators.matrix import _loss as matrix_loss
 from ood_toolkit.calibrators.minimise import minimise
 from ood_toolkit.calibrators.vector import _loss as vector_loss
@@ -114,6 +115,51 @@ def test_off_diagonals_without_evidence_stay_small(kind):
     free = nll(kind(off_diagonal=0.0, intercept=0.0).fit(logits, labels).log_probabilities(fresh), truth)
     assert chosen < temperature + 0.02
     assert free > chosen + 0.02
+
+
+@pytest.mark.parametrize("kind", [MatrixCalibrator, DirichletCalibrator])
+@pytest.mark.parametrize("seed", [0, 2, 4])
+def test_few_rows_over_many_classes_leave_temperature_scaling(kind, seed):
+    logits, labels = drawn(100, 200, seed=seed)
+    fresh, truth = drawn(3000, 200, seed=seed + 1)
+    temperature = TemperatureCalibrator().fit(logits, labels).log_probabilities(fresh)
+    chosen = kind().fit(logits, labels).log_probabilities(fresh)
+    assert nll(chosen, truth) <= nll(temperature, truth) + 0.02
+    accuracy, plain = ((p.argmax(1) == truth).double().mean() for p in (chosen, temperature))
+    assert abs(accuracy - plain) <= 0.02
+    freed = kind(off_diagonal=1.0).fit(logits, labels).log_probabilities(fresh)
+    assert nll(freed, truth) > nll(temperature, truth) + 0.1  # the paper's free diagonal is what this law is about
+
+
+def test_few_rows_still_show_offsets_that_are_large():
+    logits, labels = uneven(400, 100, 0.4)
+    fresh, truth = uneven(3000, 100, 0.4, seed=1)
+    temperature = nll(TemperatureCalibrator().fit(logits, labels).log_probabilities(fresh), truth)
+    for kind in (MatrixCalibrator, DirichletCalibrator):
+        assert nll(kind().fit(logits, labels).log_probabilities(fresh), truth) < temperature - 0.1
+
+
+def test_variances_compare_pairs_of_rows_with_what_effects_would_make_of_them():
+    inputs, labels = drawn(7, 4)
+    rows, classes = inputs.shape
+    start = torch.cat([0.4 * torch.eye(4, dtype=torch.float64), torch.tensor([[0.1], [0.0], [-0.2], [0.3]])], dim=1)
+    p = (inputs * 0.4 + start[:, -1]).softmax(1).numpy()
+    x = inputs.numpy()
+    wrong = p - np.eye(classes)[labels.numpy()]
+    excess, size, square = np.zeros(3), np.zeros(3), np.zeros(3)
+    for n in range(rows):
+        for m in set(range(rows)) - {n}:
+            curvatures = [np.diag(p[k]) - np.outer(p[k], p[k]) for k in (n, m)]
+            others = [sum(x[n, j] * x[m, j] for j in range(classes) if j != i) for i in range(classes)]
+            for part, shared in enumerate((np.diag(others), np.diag(x[n] * x[m]), np.eye(classes))):
+                agreement = wrong[n] @ shared @ wrong[m]
+                excess[part] += agreement
+                square[part] += agreement**2
+                size[part] += np.trace(curvatures[0] @ shared @ curvatures[1] @ shared)
+    found, _ = _first_step(inputs, labels, start)
+    np.testing.assert_allclose(found.numpy(), excess, rtol=1e-10)
+    variance = _variance(inputs, labels, start, found + 1e4)
+    np.testing.assert_allclose(variance.numpy(), (excess + 1e4 - 3 * np.sqrt(2 * square)) / size, rtol=1e-10)
 
 
 def test_matrix_scaling_undoes_a_mixture_of_logits():
