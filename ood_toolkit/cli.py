@@ -83,6 +83,9 @@ def bench(
         list[Path] | None,
         typer.Option(help="Weights for each --model and --member, in order: safetensors or a state dict."),
     ] = None,
+    snapshots: Annotated[
+        Path | None, typer.Option(help="Folder of checkpoints of the first --model; each joins the ensemble.")
+    ] = None,
     pretrained: Annotated[bool, typer.Option(help="Load published weights where no checkpoint is given.")] = True,
     transform: Annotated[
         str, typer.Option(help="own: each model's own; official: that of the ImageNet-A/O paper.")
@@ -154,6 +157,7 @@ def bench(
         models=tuple(model or ()),
         members=tuple(member or ()),
         checkpoints=tuple(checkpoint or ()),
+        snapshots=snapshots,
         pretrained=pretrained,
         transform=transform,
         head=head,

@@ -35,7 +35,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
     def call(*arguments: object) -> Result:
         words = [str(a) for a in arguments]
-        if "--out" not in words and words[:1] not in (["data"], ["cite"]):
+        if "--out" not in words and words[0] not in ("data", "cite", "table", "compare", "figures", "report"):
             words += ["--out", str(tmp_path / "run")]
         monkeypatch.setenv("OOD_CACHE", str(tmp_path / "cache"))
         monkeypatch.delenv("OOD_DEBUG", raising=False)
@@ -138,6 +138,40 @@ def test_several_models_make_an_ensemble(bench: Bench, photos: Path, tmp_path: P
     result = bench(*folders(photos, "--model", "test_cli:network", "--checkpoint", file, "--checkpoint", file))
     assert result.code == 0, result.err
     assert "ensemble[test_cli:network, test_cli:network]" in result.out
+
+
+def test_a_folder_of_snapshots_makes_an_ensemble(bench: Bench, photos: Path, tmp_path: Path):
+    (tmp_path / "snapshots").mkdir()
+    for epoch in (1, 2):
+        torch.manual_seed(epoch)
+        state = {name: torch.randn_like(value) for name, value in network().state_dict().items()}
+        save_file(state, tmp_path / "snapshots" / f"epoch{epoch}.safetensors")
+    result = bench(*folders(photos, "--snapshots", tmp_path / "snapshots"))
+    assert result.code == 0, result.err
+    assert "ensemble[test_cli:network, test_cli:network@epoch1, test_cli:network@epoch2]" in result.out
+    empty = bench(*folders(photos, "--snapshots", tmp_path / "nowhere"))
+    assert empty.code == 2
+    assert "no checkpoint" in empty.err
+
+
+def test_table_figures_report_and_compare_read_a_run(bench: Bench, tmp_path: Path):
+    arguments = ("--detectors", "msp,energy", "--calibrators", "temperature", "--ensemble", "none", "--resamples", 20)
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert bench(*arguments, "--out", one).code == 0
+    assert bench(*arguments, "--out", two).code == 0
+    table = bench("table", one, "--format", "csv", "--what", "detectors")
+    assert table.code == 0, table.err
+    (record,) = [r for r in read_records(one / "records.jsonl")
+                 if (r.task, r.metric, r.method) == ("anomaly", "auroc", "energy")]  # fmt: skip
+    assert f"{record.value:.3f}" in next(line for line in table.out.splitlines() if "energy" in line)
+    same = bench("compare", one, two, "--fail-if-worse")
+    assert same.code == 0, same.err
+    drawn = bench("figures", one, "--formats", "svg", "--methods", "energy")
+    assert drawn.code == 0, drawn.err
+    assert list((one / "figures").glob("*.svg"))
+    page = bench("report", one, "--no-draw")
+    assert page.code == 0, page.err
+    assert f"{record.value:.3f}" in (one / "report.html").read_text()
 
 
 def test_truncated_images_are_named_and_counted_or_refused(bench: Bench, photos: Path, tmp_path: Path):

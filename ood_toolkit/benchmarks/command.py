@@ -3,7 +3,7 @@
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +48,7 @@ class Choices:
     models: Sequence[str] = ()
     members: Sequence[str] = ()
     checkpoints: Sequence[Path] = ()
+    snapshots: Path | None = None
     pretrained: bool = True
     transform: str = "own"
     head: str = ""
@@ -257,7 +258,32 @@ def _models(
         )
         for number, spec in enumerate(specs)
     ]
-    return models[: len(choices.models)], models[len(choices.models) :]
+    members = models[len(choices.models) :] + _snapshots(choices, device, amp)
+    return models[: len(choices.models)], members
+
+
+def _snapshots(choices: Choices, device: str, amp: torch.dtype | None) -> list[LoadedClassifier]:
+    """One member for every checkpoint in the snapshot folder, all of the first model's architecture."""
+    folder = choices.snapshots
+    if folder is None:
+        return []
+    suffixes = (".safetensors", ".pt", ".pth", ".bin")
+    files = sorted(file for file in folder.glob("*") if file.suffix in suffixes) if folder.is_dir() else []
+    if not files:
+        raise ValueError(f"no checkpoint ({', '.join(suffixes)}) lies in the snapshot folder {str(folder)!r}")
+    loaded = [
+        load_classifier(
+            choices.models[0],
+            checkpoint=file,
+            device=device,
+            transform=choices.transform,  # pyright: ignore[reportArgumentType]  # checked there
+            head=choices.head or None,
+            classes=choices.classes,
+            amp=amp,
+        )
+        for file in files
+    ]
+    return [replace(one, spec=f"{one.spec}@{file.stem}") for one, file in zip(loaded, files, strict=True)]
 
 
 def _named_folders(texts: Sequence[str]) -> dict[str, Path]:

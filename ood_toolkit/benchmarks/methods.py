@@ -18,6 +18,9 @@ from ood_toolkit.registry import (
 MEMBER_TAP = "member_logits"
 """The tap that only an ensemble's outputs have: (N, M, C)."""
 
+PASS_TAPS = ("dropout_logits", "augmented_logits")
+"""How the taps begin that hold one model's further passes: (N, M, C)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Method:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ood_toolkit.benchmarks.masking import masked, seen_through
 from ood_toolkit.benchmarks.measure import Bootstrap
-from ood_toolkit.benchmarks.methods import MEMBER_TAP, Method, scores_log_probabilities
+from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS, Method, scores_log_probabilities
 from ood_toolkit.benchmarks.recording import Recorder, Row
 from ood_toolkit.benchmarks.results import RunFolder
 from ood_toolkit.benchmarks.suite import ClassMask, Suite
@@ -82,6 +82,7 @@ class Runner:
                 view = _masked(parts, mask)
                 self._calibrate(model, view, mask)
                 self._detect(model, view, mask, live)
+                self._pool_passes(model, view, mask)
         if self.settings.pools:
             members += [self._pass(model, ())[0] for model in self.settings.members]
         if len(members) > 1:
@@ -247,6 +248,30 @@ class Runner:
         self.settings.say(f"{method.spec} left out: {reason}")
         return reason
 
+    def _pool_passes(self, model: LoadedClassifier, parts: Parts, mask: ClassMask | None) -> None:
+        """The ensemble of one model's own further passes: MC dropout, and test-time augmentation."""
+        if not self.settings.pools or mask is not None:
+            return  # further passes are kept with all classes
+        pool = self.settings.pools[0]
+        for tap in next(iter(parts.values())).taps:
+            if not tap.startswith(PASS_TAPS):
+                continue
+            with self.folder.stage(f"ensemble {tap}"):
+                members = {name: outputs.taps[tap].transpose(0, 1) for name, outputs in parts.items()}
+                row = Row(model.spec, f"{pool.spec}[{tap}]", pool.family, model.preprocessing)
+                try:
+                    self._fit_pool(pool, parts, members)
+                    result: Scores | str = {name: pool(members[name]) for name in self._scored(parts)}
+                except ValueError as error:
+                    result = str(error)
+                self.recorder.calibrator(row, result, parts, mask)
+
+    def _fit_pool(self, pool: EnsemblePool, parts: Parts, members: Mapping[str, Tensor]) -> None:
+        if self.suite.calibration is not None:
+            name = self.suite.calibration.name
+            known = parts[name].labels != UNKNOWN
+            pool.fit(members[name][:, known], parts[name].labels[known])
+
     def _ensemble(
         self, pool: EnsemblePool, members: Sequence[Parts], mask: ClassMask | None, *, with_detectors: bool
     ) -> None:
@@ -278,13 +303,11 @@ class Runner:
         for part in self.suite.parts:
             if len({len(view[part.name]) for view in members}) > 1:
                 raise ValueError(f"the members could read different numbers of images of {part.name!r}")
-        if self.suite.calibration is not None:
-            held_out = [view[self.suite.calibration.name] for view in members]
-            known = held_out[0].labels != UNKNOWN
-            pool.fit(torch.stack([outputs.logits[known] for outputs in held_out]), held_out[0].labels[known])
+        stacked = {part.name: torch.stack([view[part.name].logits for view in members]) for part in self.suite.parts}
+        self._fit_pool(pool, members[0], stacked)
         pooled = {}
         for part in self.suite.parts:
-            logits = torch.stack([view[part.name].logits for view in members])
+            logits = stacked[part.name]
             plain = Outputs.from_logits(pool(logits), members[0][part.name].labels)
             pooled[part.name] = plain.with_taps({MEMBER_TAP: logits.transpose(0, 1)})
         return pooled
