@@ -66,7 +66,8 @@ def bench(
         ),
     ] = "",
     detectors: Annotated[
-        str, typer.Option(help="Comma-separated specs; all; or one-pass, which leaves out gradients and inner layers.")
+        str,
+        typer.Option(help="Comma-separated specs; all; one-pass (no gradients, no inner layers); -NAME takes one out."),
     ] = "all",
     calibrators: Annotated[str, typer.Option(help="Comma-separated specs, or all.")] = "all",
     ensemble: Annotated[

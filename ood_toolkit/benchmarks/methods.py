@@ -46,6 +46,8 @@ class Method:
 def parse_detectors(text: str) -> list[Method]:
     """Methods from a comma-separated list of specs; "all" stands for every registered detector.
 
+    `-tta` takes one out of what stands before it.
+
     "one-pass" stands for those that read nothing but the one forward pass over the images: no gradients, no further
     passes, no inner layers.
 
@@ -56,6 +58,11 @@ def parse_detectors(text: str) -> list[Method]:
     """
     methods: dict[str, Method] = {}
     for spec in split_specs(text):
+        if spec.startswith("-"):
+            unwanted = build_detector(spec[1:]).spec
+            if methods.pop(unwanted, None) is None:
+                raise ValueError(f"{spec!r} takes out a detector that was not asked for before it")
+            continue
         found = [Method(d, chosen=False) for d in _group(spec)] if spec in _GROUPS else [_one(spec)]
         for method in found:
             other = methods.get(method.spec)

@@ -16,6 +16,14 @@ def test_one_pass_leaves_out_whatever_runs_the_model_again_or_reads_inner_layers
     assert not names & {"odin", "adascale_a", "gram", "rankfeat", "mahalanobis_layers", "tta", "mc_dropout"}
 
 
+def test_a_minus_takes_a_detector_out():
+    specs = [method.spec for method in parse_detectors("all,-tta,-knn")]
+    assert len(specs) == len(detector_classes()) - 2
+    assert not {"tta", "knn"} & set(specs)
+    with pytest.raises(ValueError, match="not asked for before it"):
+        parse_detectors("msp,-knn")
+
+
 def test_a_detector_named_beside_all_counts_as_chosen():
     chosen = [m.spec for m in parse_detectors("all,msp,energy(temperature=2)") if m.chosen]
     assert chosen == ["msp", "energy(temperature=2)"]
