@@ -53,7 +53,7 @@ def main() -> None:
     lines = [line.split("\t") for line in options.labels.read_text().splitlines()[1:]]
     labels = torch.tensor([int(line[2]) for line in lines])
     if options.logits and options.logits.exists():
-        members = torch.load(options.logits)
+        members = torch.load(options.logits, weights_only=True)
     else:
         members = torch.stack([member_logits(spec, [options.images / line[0] for line in lines]) for spec in MEMBERS])
         if options.logits:

@@ -76,7 +76,7 @@ def measure(name: str, arrays: Path) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
-    logits, labels = torch.load(arrays)
+    logits, labels = torch.load(arrays, weights_only=True)
     half = len(logits) // 2
     fit, apply = PEER_CODE[name]() if name in PEER_CODE else ours(name)
     import_peers(name)
