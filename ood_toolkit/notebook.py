@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ood_toolkit.benchmarks.command import Choices, run
+from ood_toolkit.benchmarks.choices import Choices
+from ood_toolkit.benchmarks.command import run
 from ood_toolkit.records import Record, read_records
 from ood_toolkit.reporting.tables import TableOptions, tables
 
@@ -105,7 +106,7 @@ def evaluate(
     Raises:
         ValueError: whatever the command would print.
     """
-    from ood_toolkit.benchmarks.command import DEFAULTS, default_cache
+    from ood_toolkit.benchmarks.choices import DEFAULTS, default_cache
 
     specs = (model,) if isinstance(model, str) and model else tuple(model)
     wanted: Mapping[str, Any] = {

@@ -1,13 +1,13 @@
 """From the user's choices to a finished run: everything is checked before the long part starts."""
 
 import difflib
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
+from ood_toolkit.benchmarks.choices import Choices
 from ood_toolkit.benchmarks.digits import digits_classifier, digits_suite
 from ood_toolkit.benchmarks.folders import Folders
 from ood_toolkit.benchmarks.imagenet import Learning
@@ -20,6 +20,7 @@ from ood_toolkit.benchmarks.imagenet_suites import (
     reference_lines,
     require_imagenet_classes,
 )
+from ood_toolkit.benchmarks.loading import known_dtype, load_models, usable_device
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import Method, parse_calibrators, parse_detectors
 from ood_toolkit.benchmarks.openood import near_far
@@ -29,58 +30,11 @@ from ood_toolkit.benchmarks.suite import Suite
 from ood_toolkit.calibrators import EnsemblePool
 from ood_toolkit.datasets.locate import data_root
 from ood_toolkit.extract import Extractor, Progress, silent
-from ood_toolkit.models import LoadedClassifier, load_classifier
+from ood_toolkit.models import LoadedClassifier
 from ood_toolkit.registry import build_ensemble, ensemble_classes, split_specs
 
 SUITES = ("digits", "folders", *imagenet_suites())
 _DIGITS_MEMBERS = 3
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """What the user asked for, as the command line has it; see `ood-bench --help` for each."""
-
-    suite: str = ""
-    detectors: str = "all"
-    calibrators: str = "all"
-    ensemble: str = "all"
-    models: Sequence[str] = ()
-    members: Sequence[str] = ()
-    checkpoints: Sequence[Path] = ()
-    snapshots: Path | None = None
-    pretrained: bool = True
-    transform: str = "own"
-    head: str = ""
-    classes: int | None = None
-    folders: Mapping[str, Path] = field(default_factory=dict)
-    ood: Sequence[str] = ()
-    data_root: Path | None = None
-    protocol: str = "official"
-    learn: str = "auto"
-    fit_per_class: int = 50
-    fit_fraction: float = 0.3
-    calibrate_fraction: float = 0.2
-    absent_classes: str = "error"
-    device: str = "auto"
-    amp: str = "auto"
-    dtype: str = "float32"
-    batch_size: int = 64
-    workers: int = -1
-    seed: int = 0
-    resamples: int = 1000
-    out: Path = Path("runs/run")
-    cache: Path = Path("~/.cache/ood-toolkit")
-    strict: bool = False
-
-
-DEFAULTS = Choices()
-"""What runs where nothing is said."""
-
-
-def default_cache() -> Path:
-    """Where outputs are stored: $OOD_CACHE, or the user's cache folder."""
-    return Path(os.environ.get("OOD_CACHE") or DEFAULTS.cache).expanduser()
 
 
 def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, progress: Progress = silent) -> RunFolder:
@@ -93,12 +47,12 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
     methods = [_absent(method, choices.absent_classes) for method in parse_detectors(choices.detectors)]
     calibrators = parse_calibrators(choices.calibrators)
     pools = _pools(choices.ensemble)
-    device = _device(choices.device)
+    device = usable_device(choices.device)
     extractor = Extractor(
         cache=choices.cache,
         batch_size=choices.batch_size,
         workers=_workers(choices.workers, device),
-        dtype=_known(choices.dtype, _DTYPES, "--dtype"),
+        dtype=known_dtype(choices.dtype, "--dtype"),
         strict=choices.strict,
         progress=progress,
     )
@@ -210,7 +164,7 @@ def _folders(choices: Choices, name: str, device: str, taps: Sequence[str]) -> L
         seed=choices.seed,
     )
     folders.require()
-    models, members = _models(choices, name, device, taps)
+    models, members = load_models(choices, name, device, taps)
     classes = {model.spec: model.classifier.head.weight.shape[0] for model in (*models, *members)}
     if len(set(classes.values())) > 1:
         raise ValueError(f"the models must know the same classes, but have {classes}")
@@ -229,61 +183,10 @@ def _imagenet(choices: Choices, name: str, device: str, taps: Sequence[str]) -> 
     )
     root = data_root(choices.data_root)
     suite = imagenet_suite(name, root, protocol=choices.protocol, learning=learning)  # pyright: ignore
-    models, members = _models(choices, name, device, taps)
+    models, members = load_models(choices, name, device, taps)
     for model in (*models, *members):
         require_imagenet_classes(model.spec, model.classifier.head.weight.shape[0])
     return suite, models, members
-
-
-def _models(
-    choices: Choices, suite: str, device: str, taps: Sequence[str]
-) -> tuple[list[LoadedClassifier], list[LoadedClassifier]]:
-    if not choices.models:
-        raise ValueError(f"the suite {suite!r} needs --model, e.g. --model timm:resnet50 or demo:efficientnet_lite0")
-    specs = (*choices.models, *choices.members)
-    if choices.checkpoints and len(choices.checkpoints) != len(specs):
-        raise ValueError(f"{len(specs)} models need as many --checkpoint, got {len(choices.checkpoints)}")
-    amp = _amp(choices.amp, device)
-    models = [
-        load_classifier(
-            spec,
-            pretrained=choices.pretrained,
-            checkpoint=choices.checkpoints[number] if choices.checkpoints else None,
-            device=device,
-            transform=choices.transform,  # pyright: ignore[reportArgumentType]  # checked there
-            head=choices.head or None,
-            classes=choices.classes,
-            taps=taps if number < len(choices.models) else (),
-            amp=amp,
-        )
-        for number, spec in enumerate(specs)
-    ]
-    members = models[len(choices.models) :] + _snapshots(choices, device, amp)
-    return models[: len(choices.models)], members
-
-
-def _snapshots(choices: Choices, device: str, amp: torch.dtype | None) -> list[LoadedClassifier]:
-    """One member for every checkpoint in the snapshot folder, all of the first model's architecture."""
-    folder = choices.snapshots
-    if folder is None:
-        return []
-    suffixes = (".safetensors", ".pt", ".pth", ".bin")
-    files = sorted(file for file in folder.glob("*") if file.suffix in suffixes) if folder.is_dir() else []
-    if not files:
-        raise ValueError(f"no checkpoint ({', '.join(suffixes)}) lies in the snapshot folder {str(folder)!r}")
-    loaded = [
-        load_classifier(
-            choices.models[0],
-            checkpoint=file,
-            device=device,
-            transform=choices.transform,  # pyright: ignore[reportArgumentType]  # checked there
-            head=choices.head or None,
-            classes=choices.classes,
-            amp=amp,
-        )
-        for file in files
-    ]
-    return [replace(one, spec=f"{one.spec}@{file.stem}") for one, file in zip(loaded, files, strict=True)]
 
 
 def _named_folders(texts: Sequence[str]) -> dict[str, Path]:
@@ -315,30 +218,8 @@ def _pools(text: str) -> list[EnsemblePool]:
     return [build_ensemble(name) for name in names]
 
 
-def _device(text: str) -> str:
-    if text == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=text)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {text!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return text
-
-
-def _amp(text: str, device: str) -> torch.dtype | None:
-    if text == "off" or (text == "auto" and not device.startswith("cuda")):
-        return None
-    return torch.bfloat16 if text == "auto" else _known(text, _DTYPES, "--amp")
-
-
 def _workers(count: int, device: str) -> int:
     if count >= 0:
         return count
     cores = torch.get_num_threads()
     return min(16, 2 * cores) if device.startswith("cuda") else min(4, cores // 2)
-
-
-def _known(text: str, table: Mapping[str, torch.dtype], option: str) -> torch.dtype:
-    if text not in table:
-        raise ValueError(f"{option} must be one of {', '.join(table)}; got {text!r}")
-    return table[text]
