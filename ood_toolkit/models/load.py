@@ -19,6 +19,7 @@ from ood_toolkit.models.clip import ClipPrompts, zero_shot_classifier
 from ood_toolkit.models.transforms import (
     ImageTransform,
     TransformName,
+    chosen_transform,
     official_transform,
     open_clip_transform,
     processor_transform,
@@ -99,7 +100,8 @@ def load_classifier(
         pretrained: load the source's published weights. Ignored when a checkpoint is given.
         checkpoint: weights to load instead: safetensors, or a file for `torch.load(weights_only=True)`.
         device: where the model goes.
-        transform: "own", the model's own; "official", that of the ImageNet-A/O paper with ImageNet's mean and std.
+        transform: "own", the model's own; "official", that of the ImageNet-A/O paper with ImageNet's mean and std;
+            "squash", the model's own size without keeping the aspect ratio, as in the ViM, GEN and MOS papers.
         classes: number of classes of the checkpoint, where it is not the source's own.
         head: see `Classifier`.
         taps: see `Classifier`.
@@ -125,7 +127,7 @@ def load_classifier(
     source = _SOURCES[kind](request) if kind in _SOURCES else _from_factory(spec)
     if checkpoint is not None and not source.loaded:
         load_checkpoint(source.model, Path(checkpoint))
-    chosen = official_transform() if transform == "official" else source.transform
+    chosen = chosen_transform(transform, source.transform)
     names = source.class_names if classes in (None, len(source.class_names or ())) else None
     classifier = Classifier(source.model.eval(), mean=chosen.mean, std=chosen.std, head=head, taps=taps, amp=amp).to(
         device

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-TransformName = Literal["own", "official"]
+TransformName = Literal["own", "official", "squash"]
+"""own: the model's. official: Resize(256), CenterCrop(224), as in the ImageNet-A/O paper. squash: see there."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -38,6 +39,31 @@ class ImageTransform:
 def official_transform() -> ImageTransform:
     """The transform of the ImageNet-A/O paper, the same for every model: Resize(256) bilinear, CenterCrop(224)."""
     return _resize_and_crop(256, 224, "bilinear", IMAGENET_MEAN, IMAGENET_STD)
+
+
+def squash_transform(own: ImageTransform) -> ImageTransform:
+    """Resizes to the model's own height and width at once, whatever the image's aspect ratio; nothing is cropped.
+
+    The ViM, GEN and MOS papers evaluate so: 224×224 for most models, 384×384 for their ViT, 480×480 for BiT, always
+    bilinear. The normalisation stays the model's.
+
+    Raises:
+        ValueError: the model's own transform does not say its size.
+    """
+    from torchvision import transforms
+
+    _, height, width = own.input_size
+    if not height or not width:
+        raise ValueError("the model's own transform does not say its size, so images cannot be squashed to it")
+    mode = transforms.InterpolationMode("bilinear")
+    steps = transforms.Compose([transforms.Resize((height, width), interpolation=mode), transforms.PILToTensor()])
+    description = f"squash to {height}x{width} bilinear, {_normalisation(own.mean, own.std)}"
+    return ImageTransform(steps, description, own.mean, own.std, own.input_size)
+
+
+def chosen_transform(name: TransformName, own: ImageTransform) -> ImageTransform:
+    """The transform of that name, for a model with the transform `own`."""
+    return {"own": lambda: own, "official": official_transform, "squash": lambda: squash_transform(own)}[name]()
 
 
 def timm_transform(model: Any) -> ImageTransform:
