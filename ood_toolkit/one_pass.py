@@ -1,0 +1,212 @@
+"""The pass itself: batches of several sets go through several models, and whole shards into their stores."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ood_toolkit.batches import Batch, Loading, Stretch, Transform
+from ood_toolkit.datasets import ImageSet
+from ood_toolkit.detectors import LiveDetector
+from ood_toolkit.outputs import NaNRows
+from ood_toolkit.store import Shard, Store
+
+if TYPE_CHECKING:
+    from ood_toolkit.models import Classifier
+
+Progress = Callable[[int, int, str], None]
+"""Called with (images done, images to do, name of the set)."""
+
+OUTPUTS = "outputs"
+"""The group of columns that holds logits and features."""
+
+_Pieces = list[tuple[list[int], dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model, and what is wanted of it.
+
+    Args:
+        classifier: the model; its weights are part of the store's key.
+        transform: PIL image → (3, H, W) tensor, uint8 or float in [0, 1].
+        transform_name: says what the transform does; part of the store's key. Jobs with the same name share pixels.
+        live: fitted live detectors.
+    """
+
+    classifier: "Classifier"
+    transform: Transform
+    transform_name: str
+    live: Sequence[LiveDetector] = ()
+
+
+class Target:
+    """A store of one model's outputs on one set, and what it lacks.
+
+    Args:
+        job: the model.
+        images: the set.
+        store: where its columns are kept.
+        groups: all that is wanted: "" for logits and features, a tap's spec, or a live detector, by group of columns.
+        pending: groups to compute, by shard number.
+        dtype: how columns are kept; scores of live detectors stay in float64.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        images: ImageSet,
+        store: Store,
+        groups: Mapping[str, str | LiveDetector],
+        pending: Mapping[int, Sequence[str]],
+        dtype: torch.dtype,
+    ) -> None:
+        self.job = job
+        self.images = images
+        self.store = store
+        self.groups = groups
+        self.pending = pending
+        self.dtype = dtype
+        missing = {group for wanted in pending.values() for group in wanted}
+        taps = [kind for group, kind in groups.items() if group in missing and isinstance(kind, str) and kind]
+        self._model = job.classifier.with_taps(taps)
+        self._plain = job.classifier.with_taps(())
+
+    @property
+    def computed(self) -> int:
+        """How many images the pending shards hold."""
+        return sum(len(shard.rows) for shard in self.store.shards if shard.number in self.pending)
+
+    def columns(self, shard: Shard, rows: Sequence[int], pixels: Tensor) -> dict[str, dict[str, Tensor]]:
+        """Columns of every group that the shard lacks, for one batch; a tap that the model cannot give has none."""
+        wanted = {group: self.groups[group] for group in self.pending[shard.number]}
+        found = {
+            group: {group: kind(self._plain, pixels).double().cpu()}
+            for group, kind in wanted.items()
+            if isinstance(kind, LiveDetector)
+        }
+        if len(found) == len(wanted):
+            return found
+        try:
+            outputs = self._model(pixels)
+        except NaNRows as error:
+            names = [self.images.ids[rows[row]] for row in error.rows]
+            raise ValueError(
+                f"the model gives NaN {error.what} for {len(names)} images of {self.images.name!r}, "
+                f"first {names[:3]}; check the weights, the normalisation and the AMP dtype"
+            ) from None
+        kept = {tap_key(tap): {tap_key(tap): value} for tap, value in outputs.taps.items()}
+        kept[OUTPUTS] = {"logits": outputs.logits, "features": outputs.features}
+        for group in wanted:
+            if group in kept:
+                found[group] = {name: column.to("cpu", self.dtype) for name, column in kept[group].items()}
+        return found
+
+    def write(self, shard: Shard, pieces: Mapping[str, _Pieces], unreadable: Mapping[int, str]) -> None:
+        """Writes all that the pass has found for a shard."""
+        self.store.note(self._model.tap_gaps)
+        for group in self.pending[shard.number]:
+            found = pieces.get(group, [])
+            self.store.write(group, shard, _assemble(shard, found) if found else {}, unreadable)
+
+
+def run_pass(targets: Sequence[Target], loading: Loading, progress: Progress) -> None:
+    """Computes what the targets lack: every image is decoded once, and goes once through each model.
+
+    Args:
+        targets: stores to fill; those of one set stand side by side.
+        loading: how images are decoded.
+        progress: told how far the pass is.
+    """
+    names = list(dict.fromkeys(target.job.transform_name for target in targets))
+    transforms = [next(t.job.transform for t in targets if t.job.transform_name == name) for name in names]
+    sets = list({id(target.images): target.images for target in targets}.values())
+    work = list(_shards(targets))
+    stretches = [
+        Stretch(
+            images=next(number for number, images in enumerate(sets) if images is sharing[0].images),
+            rows=shard.rows,
+            transforms=tuple(sorted({names.index(target.job.transform_name) for target in sharing})),
+        )
+        for shard, sharing in work
+    ]
+    batches = loading.batches(sets, transforms, stretches, targets[0].job.classifier.device)
+    totals = {id(images): sum(len(s.rows) for s, sharing in work if sharing[0].images is images) for images in sets}
+    done = dict.fromkeys(totals, 0)
+    for shard, sharing in work:
+        images = sharing[0].images
+
+        def advance(count: int, images: ImageSet = images) -> None:
+            done[id(images)] += count
+            progress(done[id(images)], totals[id(images)], images.name)
+
+        if not done[id(images)]:
+            advance(0)
+        _fill_shard(shard, sharing, _until(batches, len(shard.rows)), names, advance)
+
+
+def _shards(targets: Sequence[Target]) -> Iterator[tuple[Shard, list[Target]]]:
+    """Every pending shard with the targets that lack it, set by set."""
+    for images in {id(target.images): target.images for target in targets}.values():
+        here = [target for target in targets if target.images is images]
+        for shard in here[0].store.shards:
+            sharing = [target for target in here if shard.number in target.pending]
+            if sharing:
+                yield shard, sharing
+
+
+def _until(batches: Iterator[Batch], rows: int) -> Iterator[Batch]:
+    """Batches that hold so many rows together."""
+    while rows:
+        batch = next(batches)
+        rows -= len(batch)
+        yield batch
+
+
+def _fill_shard(
+    shard: Shard,
+    targets: Sequence[Target],
+    batches: Iterable[Batch],
+    transforms: Sequence[str],
+    advance: Callable[[int], None],
+) -> None:
+    """One shard of one set, for all models that lack it."""
+    pieces: list[dict[str, _Pieces]] = [{} for _ in targets]
+    unreadable: dict[int, str] = {}
+    for batch in batches:
+        unreadable |= batch.unreadable
+        for target, parts in zip(targets if batch.rows else (), pieces, strict=False):
+            pixels = batch.pixels[transforms.index(target.job.transform_name)]
+            for group, columns in target.columns(shard, batch.rows, pixels).items():
+                parts.setdefault(group, []).append((batch.rows, columns))
+        advance(len(batch))
+    for target, parts in zip(targets, pieces, strict=True):
+        target.write(shard, parts, unreadable)
+
+
+def _assemble(shard: Shard, pieces: _Pieces) -> dict[str, Tensor]:
+    """Whole columns of a shard; rows of unreadable images stay 0."""
+    rows = torch.tensor([row - shard.start for part, _ in pieces for row in part])
+    columns = {}
+    for name, sample in pieces[0][1].items():
+        column = sample.new_zeros((len(shard.rows), *sample.shape[1:]))
+        column[rows] = torch.cat([part[name] for _, part in pieces])
+        columns[name] = column
+    return columns
+
+
+def tap_key(spec: str) -> str:
+    """The group of columns that a tap is kept in."""
+    return f"tap_{hashlib.sha256(spec.encode()).hexdigest()[:16]}"
+
+
+def live_key(detector: LiveDetector) -> str:
+    """The group of columns that the scores of a live detector are kept in: its parameters and all it has learned."""
+    digest = hashlib.sha256(repr(detector).encode())
+    state: dict[str, Any] = detector.state_dict()
+    for name in sorted(state):
+        digest.update(name.encode() + state[name].detach().cpu().contiguous().numpy().tobytes())
+    return f"live_{digest.hexdigest()[:16]}"
