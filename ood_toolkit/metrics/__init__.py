@@ -92,6 +92,8 @@ from ood_toolkit.metrics.smooth import smooth_ece as smooth_ece
 from ood_toolkit.metrics.transfer import AccuracyDrop as AccuracyDrop
 from ood_toolkit.metrics.transfer import WrongConfidence as WrongConfidence
 from ood_toolkit.metrics.transfer import accuracy_drop as accuracy_drop
+from ood_toolkit.metrics.transfer import drop_interval as drop_interval
 from ood_toolkit.metrics.transfer import error_rates as error_rates
+from ood_toolkit.metrics.transfer import share_interval as share_interval
 from ood_toolkit.metrics.transfer import transfer_matrix as transfer_matrix
 from ood_toolkit.metrics.transfer import wrong_confidence as wrong_confidence

@@ -4,11 +4,13 @@ ImageNet-A holds images that one ResNet-50 got wrong; whether other models get t
 """
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ood_toolkit.metrics.arrays import Bools, Floats, UndefinedMetricError, as_correct, as_top_label, to_numpy
+from ood_toolkit.metrics.bootstrap import Interval
 
 
 def transfer_matrix(correct: ArrayLike) -> Floats:
@@ -127,6 +129,50 @@ def accuracy_drop(clean_correct: ArrayLike, adversarial_correct: ArrayLike) -> A
         relative=(clean - adversarial) / clean if clean else float("nan"),
         error=variance**0.5,
     )
+
+
+def share_interval(hits: int, total: int, *, level: float = 0.95) -> Interval:
+    """The share hits / total with its Wilson score interval.
+
+    Choose it over the bootstrap for small counts and shares near 0 or 1, where resampling gives an interval of width
+    0: a model that gets none of 40 images right has [0, 0.088], not [0, 0].
+
+    Args:
+        hits: 0 to total.
+        total: at least 1.
+        level: coverage, in (0, 1).
+
+    Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 1927.
+
+    >>> tuple(round(end, 3) for end in share_interval(0, 40))
+    (0.0, 0.0, 0.088)
+    """
+    if not 0 <= hits <= total or total < 1:
+        raise UndefinedMetricError(f"a share needs 0 <= hits <= total and a total above 0, got {hits} of {total}")
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    share, spread = hits / total, z * z / total
+    centre = (share + spread / 2) / (1 + spread)
+    half = z * (share * (1 - share) / total + spread / (4 * total)) ** 0.5 / (1 + spread)
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    return Interval(share, min(low, share), max(high, share))
+
+
+def drop_interval(clean: Interval, adversarial: Interval) -> Interval:
+    """clean − adversarial of two independent shares with Newcombe's interval, made from theirs.
+
+    Like `share_interval` it holds at 0 and 1, where a standard error is 0.
+
+    Args:
+        clean: share of clean images that are classified right, from `share_interval`.
+        adversarial: the same of adversarial images, at the same level.
+
+    Newcombe, Interval estimation for the difference between independent proportions, Statistics in Medicine 1998,
+    method 10.
+    """
+    drop = clean.value - adversarial.value
+    below = ((clean.value - clean.low) ** 2 + (adversarial.high - adversarial.value) ** 2) ** 0.5
+    above = ((clean.high - clean.value) ** 2 + (adversarial.value - adversarial.low) ** 2) ** 0.5
+    return Interval(drop, drop - below, drop + above)
 
 
 def _as_correct_matrix(values: ArrayLike) -> Bools:

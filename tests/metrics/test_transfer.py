@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from ood_toolkit.metrics import UndefinedMetricError, accuracy_drop, error_rates, transfer_matrix, wrong_confidence
+from ood_toolkit.metrics import (
+    UndefinedMetricError,
+    accuracy_drop,
+    drop_interval,
+    error_rates,
+    share_interval,
+    transfer_matrix,
+    wrong_confidence,
+)
 
 
 def _answers(models: int = 4, images: int = 60) -> np.ndarray:
@@ -86,3 +94,24 @@ def test_a_drop_of_nothing_is_undefined():
     assert math.isnan(accuracy_drop([False], [False]).relative)
     with pytest.raises(UndefinedMetricError, match="got 1 and 0"):
         accuracy_drop([True], np.zeros(0, dtype=bool))
+
+
+@pytest.mark.parametrize(("hits", "total", "level"), [(0, 40, 0.95), (7, 50, 0.95), (50, 50, 0.9), (299, 1000, 0.99)])
+def test_the_interval_of_a_share_is_wilsons(hits: int, total: int, level: float):
+    from scipy.stats import binomtest
+
+    found = share_interval(hits, total, level=level)
+    expected = binomtest(hits, total).proportion_ci(level, method="wilson")
+    assert found == pytest.approx((hits / total, expected.low, expected.high), abs=1e-12)
+
+
+def test_the_interval_of_a_drop_is_newcombes_published_example():
+    # Newcombe 1998, table II: 56/70 against 48/80 gives 0.2000 with 0.0524 to 0.3339; 10/10 against 0/10: 0.6075 to 1
+    found = drop_interval(share_interval(56, 70), share_interval(48, 80))
+    assert found == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+    assert drop_interval(share_interval(10, 10), share_interval(0, 10)) == pytest.approx((1, 0.6075, 1), abs=5e-5)
+
+
+def test_a_share_of_nothing_is_refused():
+    with pytest.raises(UndefinedMetricError, match="got 0 of 0"):
+        share_interval(0, 0)
