@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,33 @@ def test_a_sealed_group_is_remembered(tmp_path: Path):
     store.seal("g")
     assert Store(tmp_path, ROWS, {"weights": "w"}).sealed("g")
     assert not store.sealed("other")
+
+
+def test_a_journal_that_the_power_cut_emptied_costs_its_shard_alone(tmp_path: Path):
+    store, _ = filled(tmp_path)
+    (tmp_path / "done" / "g-000002.json").write_text("")
+    assert store.verify("g") == [2]
+    assert store.done("g") == {0, 1}
+
+
+def test_two_that_fill_one_store_at_once_lose_nothing_of_each_other(tmp_path: Path):
+    # both open it empty, each declares another group first, and they share the shards of both
+    one, other = Store(tmp_path, ROWS, {}), Store(tmp_path, ROWS, {})
+    x, y = torch.randn(ROWS, 3), torch.randn(ROWS)
+    plan = [(one, "x", x, 0), (other, "y", y, 0), (other, "x", x, 1), (one, "y", y, 1), (one, "x", x, 2)]
+    for store, name, numbers, shard in [*plan, (other, "y", y, 2)]:
+        rows = store.shards[shard]
+        store.write(name, rows, {name: numbers[rows.start : rows.stop]}, {})
+        store.note({f"tap of {name}": "none"})
+    third = Store(tmp_path, ROWS, {})
+    assert third.verify("x") == third.verify("y") == []
+    assert torch.equal(third.columns("x")["x"], x)
+    assert torch.equal(third.columns("y")["y"], y)
+    assert third.notes == {"tap of x": "none", "tap of y": "none"}
+
+
+def test_a_store_of_a_billion_rows_has_a_bounded_number_of_shards(tmp_path: Path):
+    shards = Store(tmp_path, 10**9, {}).shards
+    assert len(shards) <= 1 << 15
+    assert (shards[0].start, shards[-1].stop) == (0, 10**9)
+    assert all(one.stop == two.start for one, two in pairwise(shards))
