@@ -165,6 +165,9 @@ def facts(kind: Method) -> Iterator[str]:
     yield f"**Fit:** {fit}"
     yield f"**Reads:** {', '.join(sorted(kind.reads))}."
     yield f"**Cost of a row:** {kind.cost}."
+    if issubclass(kind, Detector) and kind.sweep:
+        tried = "; ".join(f"`{name}` {', '.join(map(literal, values))}" for name, values in kind.sweep.items())
+        yield f"**`tuned+{kind.name}` tries:** {tried}."
 
 
 def docstring(kind: Method) -> tuple[list[str], dict[str, str], list[str]]:

@@ -304,3 +304,56 @@ def test_version_is_the_package_version(bench: Bench):
     import ood_toolkit
 
     assert bench("--version").out == f"ood-bench {ood_toolkit.__version__}\n"
+
+
+def test_a_tuned_detector_is_chosen_on_a_set_that_is_not_scored_and_its_rows_say_so(
+    bench: Bench, photos: Path, tmp_path: Path
+):
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    for number in range(12):
+        Image.fromarray(np.full((12, 12, 3), 20 * number, np.uint8)).save(odd / f"{number}.png")
+    words = folders(photos, "--tune-on", f"odd={odd}")
+    result = bench(*(word if word != "msp,energy" else "energy,tuned+energy" for word in words))
+    assert result.code == 0, result.err
+    rows = [r for r in read_records(tmp_path / "run" / "records.jsonl") if r.metric == "auroc" and r.task == "anomaly"]
+    assert [(row.method, row.tuned_on, row.dataset) for row in rows] == [
+        ("energy", "", "strange"),
+        ("tuned+energy", "odd", "strange"),
+    ]
+    assert "hyper-parameters were chosen on the OOD set odd" in result.out
+    tried = json.loads((tmp_path / "run" / "run.json").read_text())["tuned"]["test_cli:network"]["tuned+energy"]
+    best = max(tried["trials"], key=lambda trial: trial["auroc"])
+    assert [trial["spec"] for trial in tried["trials"]] == ["energy"] + [
+        f"energy(temperature={t})" for t in (10.0, 100.0, 1000.0)
+    ]
+    scores = ScoreFile.load(tmp_path / "run" / "scores.safetensors")
+    assert not any(column.part == "odd" for column in scores.columns)
+    plain, chosen = (
+        scores.columns[Column("score", "test_cli:network", method, "strange")] for method in ("energy", "tuned+energy")
+    )
+    assert (best["spec"] == "energy") == bool((plain == chosen).all())
+
+
+@pytest.mark.parametrize(
+    ("detectors", "more", "words"),
+    [
+        ("tuned+energy", (), "needs --tune-on NAME=DIR"),
+        ("energy", ("--tune-on", "odd=somewhere"), "has nothing to tune"),
+        ("tuned+energy", ("--tune-on", "odd"), "cannot read --tune-on 'odd'; write NAME=DIR"),
+    ],
+)
+def test_tuning_wants_both_a_set_and_something_to_tune(
+    bench: Bench, photos: Path, detectors: str, more: tuple[str, ...], words: str
+):
+    given = (word if word != "msp,energy" else detectors for word in folders(photos, *more))
+    result = bench(*given)
+    assert result.code == 2
+    assert words in result.err
+
+
+def test_a_set_that_is_scored_cannot_choose_hyper_parameters(bench: Bench, photos: Path):
+    words = folders(photos, "--tune-on", f"again={photos / 'strange'}")
+    result = bench(*(word if word != "msp,energy" else "tuned+energy" for word in words))
+    assert result.code == 2
+    assert "would score 20 images of 'strange' that it learns from" in result.err

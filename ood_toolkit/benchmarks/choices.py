@@ -12,6 +12,7 @@ class Choices:
 
     suite: str = ""
     detectors: str = "all"
+    tune_on: str = ""
     calibrators: str = "all"
     ensemble: str = "all"
     models: Sequence[str] = ()

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -26,8 +26,9 @@ from ood_toolkit.benchmarks.methods import Method, parse_calibrators, parse_dete
 from ood_toolkit.benchmarks.openood import near_far
 from ood_toolkit.benchmarks.results import RunFolder, require_writable
 from ood_toolkit.benchmarks.runner import Runner, Settings
-from ood_toolkit.benchmarks.suite import Suite
+from ood_toolkit.benchmarks.suite import Part, Suite
 from ood_toolkit.calibrators import EnsemblePool
+from ood_toolkit.datasets import FolderImages
 from ood_toolkit.datasets.locate import data_root
 from ood_toolkit.extract import Extractor, Progress, silent
 from ood_toolkit.models import LoadedClassifier
@@ -45,6 +46,7 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
     """
     name, hint = _suite_name(choices)
     methods = [_absent(method, choices.absent_classes) for method in parse_detectors(choices.detectors)]
+    tuning = _tuning(choices.tune_on, methods)
     calibrators = parse_calibrators(choices.calibrators)
     pools = _pools(choices.ensemble)
     device = usable_device(choices.device)
@@ -61,6 +63,8 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
     taps = tuple(sorted({tap for method in methods for tap in method.detector.taps}))
     make = {"digits": _digits, "folders": _folders}.get(name, _imagenet)
     suite, models, members = make(choices, name, device, taps)
+    if tuning:
+        suite = replace(suite, tuning=tuning)
     facts = {
         "suite": suite.name,
         "protocol": suite.protocol,
@@ -189,16 +193,29 @@ def _imagenet(choices: Choices, name: str, device: str, taps: Sequence[str]) -> 
     return suite, models, members
 
 
-def _named_folders(texts: Sequence[str]) -> dict[str, Path]:
+def _named_folders(texts: Sequence[str], option: str = "--ood") -> dict[str, Path]:
     named = {}
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals or not name or not path:
-            raise ValueError(f"cannot read --ood {text!r}; write NAME=DIR")
+            raise ValueError(f"cannot read {option} {text!r}; write NAME=DIR")
         if name in named:
-            raise ValueError(f"--ood names {name!r} twice")
+            raise ValueError(f"{option} names {name!r} twice")
         named[name] = Path(path)
     return named
+
+
+def _tuning(text: str, methods: Sequence[Method]) -> Part | None:
+    """The OOD set on which hyper-parameters are chosen, or None where nothing asks for one."""
+    wanted = [method.spec for method in methods if method.tuned]
+    if not text and not wanted:
+        return None
+    if not text:
+        raise ValueError(f"{wanted[0]} needs --tune-on NAME=DIR: out-of-distribution images that are not scored")
+    if not wanted:
+        raise ValueError(f"--tune-on {text} has nothing to tune; write tuned+NAME or tuned+all among the --detectors")
+    ((name, folder),) = _named_folders([text], "--tune-on").items()
+    return Part(name, FolderImages(folder, name=name), None, "for the choice of hyper-parameters, never scored")
 
 
 def _absent(method: Method, absent: str) -> Method:
@@ -208,7 +225,7 @@ def _absent(method: Method, absent: str) -> Method:
     parameters = method.detector.hyperparameters
     if absent == "error" or parameters.get("absent") != "error":
         return method
-    return Method(type(method.detector)(**{**parameters, "absent": absent}), method.calibrator, method.chosen)
+    return replace(method, detector=type(method.detector)(**{**parameters, "absent": absent}))
 
 
 def _pools(text: str) -> list[EnsemblePool]:

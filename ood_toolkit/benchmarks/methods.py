@@ -1,6 +1,6 @@
 """What the command line calls a method: a detector, maybe on calibrated logits, maybe with a rectifier before it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ood_toolkit.calibrators import Calibrator
 from ood_toolkit.detectors import Detector, LiveDetector
@@ -30,16 +30,18 @@ class Method:
         detector: unfitted.
         calibrator: unfitted, or None for plain logits.
         chosen: the user named it, so that a failure is an error; otherwise it came with "all".
+        tuned: its hyper-parameters are chosen on the OOD set that the user named for that.
     """
 
     detector: AnyDetector
     calibrator: Calibrator | None = None
     chosen: bool = True
+    tuned: bool = False
 
     @property
     def spec(self) -> str:
         """As the command line takes it."""
-        prefix = f"{self.calibrator.spec}+" if self.calibrator else ""
+        prefix = (f"{self.calibrator.spec}+" if self.calibrator else "") + ("tuned+" if self.tuned else "")
         return prefix + self.detector.spec
 
 
@@ -50,6 +52,9 @@ def parse_detectors(text: str) -> list[Method]:
 
     "one-pass" stands for those that read nothing but the one forward pass over the images: no gradients, no further
     passes, no inner layers.
+
+    `tuned+knn` chooses its hyper-parameters on a validation OOD set; `tuned+all` does so for every detector that has a
+    sweep.
 
     `temperature+msp` scores calibrated logits; `react+gen` gives a rectifier another head score than its paper's.
 
@@ -63,7 +68,7 @@ def parse_detectors(text: str) -> list[Method]:
             if methods.pop(unwanted, None) is None:
                 raise ValueError(f"{spec!r} takes out a detector that was not asked for before it")
             continue
-        found = [Method(d, chosen=False) for d in _group(spec)] if spec in _GROUPS else [_one(spec)]
+        found = _group(spec) if spec in _GROUPS else [_one(spec)]
         for method in found:
             other = methods.get(method.spec)
             if other is not None and type(other.detector) is not type(method.detector):
@@ -74,14 +79,18 @@ def parse_detectors(text: str) -> list[Method]:
     return list(methods.values())
 
 
-_GROUPS = ("all", "one-pass")
+_TUNED = "tuned"
+_GROUPS = ("all", "one-pass", f"{_TUNED}+all")
 
 
-def _group(name: str) -> list[AnyDetector]:
+def _group(name: str) -> list[Method]:
     detectors = [build_detector(detector) for detector in detector_classes()]
-    if name == "all":
-        return detectors
-    return [d for d in detectors if isinstance(d, Detector) and set(d.taps) <= {MEMBER_TAP}]
+    if name == "one-pass":
+        detectors = [d for d in detectors if isinstance(d, Detector) and set(d.taps) <= {MEMBER_TAP}]
+    tuned = name == f"{_TUNED}+all"
+    if tuned:
+        detectors = [d for d in detectors if isinstance(d, Detector) and d.sweep]
+    return [Method(d, chosen=False, tuned=tuned) for d in detectors]
 
 
 def parse_calibrators(text: str) -> list[Calibrator]:
@@ -101,12 +110,18 @@ def _one(spec: str) -> Method:
     first, rest = parts[0], "+".join(parts[1:])
     if not first or not rest:
         raise ValueError(f"{spec!r} lacks a name before or after its +")
+    if first == _TUNED:
+        method = _one(rest)
+        if isinstance(method.detector, LiveDetector) or not method.detector.sweep:
+            with_sweep = ", ".join(found.detector.name for found in _group(f"{_TUNED}+all"))
+            raise ValueError(f"{spec!r}: {method.detector.name} has no sweep to choose from; these have: {with_sweep}")
+        return replace(method, tuned=True)
     if parse(first)[0] in calibrator_classes() or first.startswith("netcal:") or _is_calibrator(first):
         method = _one(rest)
         if method.calibrator:
             raise ValueError(f"{spec!r} names two calibrators; one is enough")
         require_logits_only(method.detector, spec)
-        return Method(method.detector, build_calibrator(first))
+        return replace(method, calibrator=build_calibrator(first))
     rectifier = build_detector(first)
     parameter = getattr(rectifier, "head_score_parameter", "")
     if not parameter or len(parts) > 2:

@@ -30,6 +30,7 @@ class Row:
         family: of the method.
         transform: preprocessing, in words.
         calibrator: spec of the calibrator before a detector.
+        tuned_on: the OOD set that chose the hyper-parameters, or "".
     """
 
     model: str
@@ -37,6 +38,7 @@ class Row:
     family: str
     transform: str
     calibrator: str = ""
+    tuned_on: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +158,7 @@ class Recorder:
                     mask=_text(task.mask),
                     fit_set=self.suite.fit.description if self.suite.fit else "",
                     calibration_set=self.suite.calibration.description if self.suite.calibration else "",
+                    tuned_on=row.tuned_on,
                     run=self.folder.path.name,
                 )
             )

@@ -1,7 +1,7 @@
 """Runs a suite: one forward pass per model and image, then every detector and calibrator on what it left behind."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS, Method, scores
 from ood_toolkit.benchmarks.recording import Recorder, Row
 from ood_toolkit.benchmarks.results import RunFolder
 from ood_toolkit.benchmarks.suite import ClassMask, Suite
+from ood_toolkit.benchmarks.tuning import tune
 from ood_toolkit.calibrators import Calibrator, EnsemblePool
 from ood_toolkit.datasets import ImageSet
 from ood_toolkit.detectors import Detector, LiveDetector
@@ -201,30 +202,71 @@ class Runner:
                 elif missing:
                     result = self._refuse(method, f"needs the tap {missing} of {model.spec}")
                 else:
-                    result = self._scores(method, method.detector, parts)
+                    result = self._scores(method, method.detector, parts, _place(model.spec, mask))
                 scored = result if isinstance(result, str) else {name: result[name] for name in self._scored(parts)}
                 calibrator = method.calibrator.spec if method.calibrator else ""
-                row = Row(model.spec, method.spec, method.detector.family, model.preprocessing, calibrator)
+                family = method.detector.family
+                tuned_on = self._tuned_on(method)
+                row = Row(model.spec, method.spec, family, model.preprocessing, calibrator, tuned_on)
                 self.recorder.detector(row, scored, parts, mask)
 
-    def _scores(self, method: Method, detector: Detector, parts: Parts) -> Scores | str:
-        """Scores of every scored part, or why there are none."""
+    def _tuned_on(self, method: Method) -> str:
+        return self.suite.tuning.name if method.tuned and self.suite.tuning else ""
+
+    def _scores(self, method: Method, detector: Detector, parts: Parts, place: str) -> Scores | str:
+        """Scores of every scored part, or why there are none. `place` says whose they are, for run.json."""
         if method.calibrator is not None:
             calibrator = method.calibrator
             problem = self._fit_calibrator(calibrator, parts)
             if problem:
                 return self._refuse(method, problem)
             parts = {n: Outputs.from_logits(calibrator.log_probabilities(o.logits), o.labels) for n, o in parts.items()}
-        problem = self._fit(detector, parts)
-        if problem:
-            return self._refuse(method, problem)
+        if method.tuned:
+            found = self._tune(method, detector, parts, place)
+            if isinstance(found, str):
+                return self._refuse(method, found)
+            detector = found
+        else:
+            problem = self._fit(detector, parts)
+            if problem:
+                return self._refuse(method, problem)
         with torch.no_grad():
             scores = {n: detector(outputs.to(self.settings.device)).cpu() for n, outputs in self._scored(parts).items()}
         bad = sum(int((~values.isfinite()).sum()) for values in scores.values())
         return self._refuse(method, f"{bad} of its scores are NaN or infinite") if bad else scores
 
+    def _tune(self, method: Method, detector: Detector, parts: Parts, place: str) -> Detector | str:
+        """The fitted detector with the hyper-parameters that the tuning set chose, or why there is none."""
+        train = self._training(detector, parts)
+        if isinstance(train, str):
+            return train
+        if self.suite.calibration is None or self.suite.tuning is None:
+            return "tuning needs calibration data as its in-distribution side; see --calibrate"
+        known, unknown = (
+            parts[part.name].to(self.settings.device) for part in (self.suite.calibration, self.suite.tuning)
+        )
+        try:
+            best, trials = tune(detector, train, known, unknown)
+        except ValueError as error:
+            return str(error)
+        found = self.folder.facts.setdefault("tuned", {}).setdefault(place, {})
+        found[method.spec] = {"chosen": repr(best), "trials": [asdict(trial) for trial in trials]}
+        return best
+
     def _fit(self, detector: Detector | LiveDetector, parts: Parts) -> str:
         """Why the detector cannot be fitted, or ""."""
+        train = self._training(detector, parts)
+        if isinstance(train, str):
+            return train
+        try:
+            with torch.no_grad():
+                detector.fit(train)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _training(self, detector: Detector | LiveDetector, parts: Parts) -> Outputs | str:
+        """What the detector is fitted on, or why there is nothing."""
         learned = self.suite.calibration if detector.held_out else self.suite.fit
         if learned is not None:
             train = parts[learned.name]
@@ -234,12 +276,7 @@ class Runner:
             return f"needs {'calibration' if detector.held_out else 'fit'} data; see --fit and --calibrate"
         else:
             train = next(iter(parts.values())).rows(slice(0, 0))
-        try:
-            with torch.no_grad():
-                detector.fit(train.to(self.settings.device))
-        except ValueError as error:
-            return str(error)
-        return ""
+        return train.to(self.settings.device)
 
     def _refuse(self, method: Method, reason: str) -> str:
         """An error where the user asked for this detector by name; a row without numbers where it came with "all"."""
@@ -292,10 +329,10 @@ class Runner:
             detector = method.detector
             if isinstance(detector, Detector) and scores_log_probabilities(detector, frozenset({MEMBER_TAP})):
                 with self.folder.stage(f"detect {method.spec}"):
-                    scores = self._scores(method, detector, parts)
+                    scores = self._scores(method, detector, parts, _place(name, mask))
                     # what reads the members does not depend on how they are pooled
                     spec = method.spec if MEMBER_TAP in detector.taps else f"{pool.spec}+{method.spec}"
-                    row = Row(name, spec, detector.family, transform, pool.spec)
+                    row = Row(name, spec, detector.family, transform, pool.spec, self._tuned_on(method))
                     self.recorder.detector(row, scores, parts, mask)
 
     def _pooled(self, pool: EnsemblePool, members: Sequence[Parts]) -> Parts:
@@ -318,6 +355,10 @@ class Runner:
     def _scored(self, parts: Parts) -> Parts:
         names = {part.name for part in self.suite.scored}
         return {name: outputs for name, outputs in parts.items() if name in names}
+
+
+def _place(model: str, mask: ClassMask | None) -> str:
+    return f"{model} [{mask.description}]" if mask else model
 
 
 def _masked(parts: Parts, mask: ClassMask | None) -> Parts:

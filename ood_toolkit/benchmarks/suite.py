@@ -94,6 +94,23 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
+class Views:
+    """What `robustness` counts beside the tasks: accuracies, drops, transfer, wrong answers, classes.
+
+    Args:
+        clean: name of the part that the drop starts from, where there is one.
+        mask: the class subset with and without which everything is counted; None for all classes only.
+        names: class names by index, where the model has none.
+        wnids: WordNet ids by class index, where classes have them.
+    """
+
+    clean: str = ""
+    mask: ClassMask | None = None
+    names: Sequence[str] = ()
+    wnids: Sequence[str] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Suite:
     """A named set of tasks with the images that methods may learn from; those are never scored.
 
@@ -103,8 +120,10 @@ class Suite:
         tasks: in the order of the table's columns.
         fit: what detectors are fitted on, or None.
         calibration: what calibrators and ensembles are fitted on, or None.
+        tuning: the OOD set on which hyper-parameters are chosen, against the calibration part; or None.
         protocol: the rules of evaluation.
         notes: further facts for captions and run.json.
+        views: what robustness views are made of it, or None.
     """
 
     name: str
@@ -112,8 +131,10 @@ class Suite:
     tasks: Sequence[Task]
     fit: Part | None = None
     calibration: Part | None = None
+    tuning: Part | None = None
     protocol: str = "default"
     notes: Sequence[str] = field(default=())
+    views: Views | None = None
 
     def __post_init__(self) -> None:
         named: dict[str, Part] = {}
@@ -137,7 +158,7 @@ class Suite:
         return [part for task in self.tasks for part in (task.id, task.ood) if part is not None]
 
     def _learned(self) -> list[Part]:
-        return [part for part in (self.fit, self.calibration) if part is not None]
+        return [part for part in (self.fit, self.calibration, self.tuning) if part is not None]
 
     @property
     def parts(self) -> list[Part]:

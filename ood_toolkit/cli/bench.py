@@ -53,6 +53,9 @@ def bench(
         str,
         typer.Option(help="Comma-separated specs; all; one-pass (no gradients, no inner layers); -NAME takes one out."),
     ] = "all",
+    tune_on: Annotated[
+        str, typer.Option(metavar="NAME=DIR", help="OOD images on which tuned+NAME chooses its hyper-parameters.")
+    ] = "",
     calibrators: Annotated[str, typer.Option(help="Comma-separated specs, or all.")] = "all",
     ensemble: Annotated[
         str, typer.Option(help="Ways to pool several models: comma-separated specs, all, or none.")
@@ -138,6 +141,7 @@ def bench(
     choices = Choices(
         suite=suite,
         detectors=detectors,
+        tune_on=tune_on,
         calibrators=calibrators,
         ensemble=ensemble,
         models=tuple(model or ()),

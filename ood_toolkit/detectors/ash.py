@@ -60,6 +60,8 @@ class ActivationShaping(Rectifier):
     )
     cite = "djurisic2023ash"
 
+    sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
+
     def __init__(self, percentile: float, score: str) -> None:
         super().__init__(score)
         self.percentile = checked_percentile(percentile)

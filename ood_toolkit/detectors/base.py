@@ -1,6 +1,7 @@
 """What every detector is: outputs in, one number per row out, higher = more out-of-distribution."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -38,6 +39,8 @@ class Detector(Fitted, ABC):
     """Cost of scoring one row, for `--list`: an order in C classes, D features, N training rows."""
     taps: ClassVar[tuple[str, ...]] = ()
     """Names of the taps (per-row tensors beside logits and features) that `fit` and `score` read."""
+    sweep: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """The values that automatic choice on a validation OOD set tries, by hyper-parameter; {} where there is none."""
 
     def fit(self, train: Outputs) -> Self:
         """Learns from outputs of in-distribution training inputs. Returns itself."""

@@ -46,6 +46,8 @@ class CFOODDetector(Detector):
     radii: Float[Tensor, "M levels"]
     levels: Float[Tensor, " levels_and_one"]
 
+    sweep = {"alpha": (0.1, 0.5, 1.0), "fraction": (0.001, 0.005, 0.01, 0.05)}
+
     def __init__(self, fraction: float = 0.01, alpha: float = 0.1, seed: int = 0) -> None:
         super().__init__()
         if not 0 < alpha <= 1 or not 0 < fraction <= 1:

@@ -78,6 +78,8 @@ class MCMDetector(ZeroShotDetector):
     cite = "ming2022mcm"
     equation = "1 − max_c softmax_c(cos(f, t) / τ)"
 
+    sweep = {"temperature": (0.01, 1.0, 10.0)}
+
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = temperature

@@ -33,6 +33,8 @@ class EnergyDetector(Detector):
     needs_offset = True
     cost = "O(C)"
 
+    sweep = {"temperature": (1.0, 10.0, 100.0, 1000.0)}
+
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         if not temperature > 0:

@@ -36,6 +36,8 @@ class KNNDetector(Detector):
 
     bank: Float[Tensor, "M D"]
 
+    sweep = {"k": (50, 100, 200, 500, 1000)}
+
     def __init__(self, k: int = 50, normalise: bool = True) -> None:
         super().__init__()
         self.k = k

@@ -36,6 +36,8 @@ class NCIDetector(Detector):
     weight: Float[Tensor, "C D"]
     mean: Float[Tensor, " D"]
 
+    sweep = {"alpha": (0.0001, 0.001, 0.01, 0.1)}
+
     def __init__(self, alpha: float = 0.0001) -> None:
         super().__init__()
         self.alpha = alpha

@@ -32,6 +32,8 @@ class ReActDetector(Rectifier):
     needs = "train"
     threshold: Float[Tensor, ""]
 
+    sweep = {"percentile": (85.0, 90.0, 95.0, 99.0)}
+
     def __init__(self, percentile: float = 90.0, score: str = "energy") -> None:
         super().__init__(score)
         self.percentile = checked_percentile(percentile)

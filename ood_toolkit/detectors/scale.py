@@ -33,6 +33,8 @@ class SCALEDetector(Rectifier):
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 
+    sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
+
     def __init__(self, percentile: float = 85.0, score: str = "energy") -> None:
         super().__init__(score)
         self.percentile = checked_percentile(percentile)

@@ -76,6 +76,8 @@ class ResidualDetector(Detector):
     centre: Float[Tensor, " D"]
     complement: Float[Tensor, "D R"]
 
+    sweep = {"dim": (256, 512, 1000)}
+
     def __init__(self, dim: int | None = None, cutoff: float | None = None) -> None:
         super().__init__()
         self.dim = dim
