@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ood_toolkit.models.head import LOGITS, as_head, as_rows, describe_break, find_head, is_linear, logits_of
 from ood_toolkit.models.stages import find_stages
-from ood_toolkit.models.taps import Afterwards, Tap, TapPlan, build_tap
+from ood_toolkit.models.taps import Afterwards, Tap, TapPlan, build_tap, missing_tap
 from ood_toolkit.outputs import UNKNOWN, Head, Outputs, full_precision
 
 Images = Float[Tensor, "N channels H W"] | UInt8[Tensor, "N channels H W"]
@@ -76,7 +76,7 @@ class Classifier(nn.Module):
         for spec in self.taps:
             tap = build_tap(spec, getattr(model, "own_taps", {}))
             if tap is None:
-                self.tap_gaps[spec] = "comes from no single classifier"
+                self.tap_gaps[spec] = missing_tap(spec, model)
             elif isinstance(tap, Afterwards):
                 self._afterwards[spec] = tap
             else:

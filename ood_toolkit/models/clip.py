@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class ClipPrompts:
             the mean of the unit embeddings of its texts, at unit length again.
         outliers: whole texts for what should not come, such as "a blank page"; they fill the tap "outlier_cosines".
         negatives: how the negative labels of NegLabel are chosen; they fill the tap "negative_cosines".
+        subsets: class masks, as class indices. Negative labels are chosen for each of them too, by its own classes:
+            `negative_cosines(classes=(…))`.
         cache: folder that keeps text embeddings by names, templates and text weights; None embeds anew each time.
     """
 
@@ -51,6 +54,7 @@ class ClipPrompts:
     templates: str | tuple[str, ...] = "openai80"
     outliers: tuple[str, ...] = ()
     negatives: NegativeLabels | None = None
+    subsets: tuple[tuple[int, ...], ...] = ()
     cache: Path | None = None
 
     def __post_init__(self) -> None:
@@ -77,9 +81,31 @@ class ClipPrompts:
 
         return tuple(IMAGENET_CLASSNAMES)
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The templates themselves."""
+        return self.own_templates or prompt_templates(str(self.templates))
+
     def texts(self, name: str) -> list[str]:
         """All texts of one class."""
-        return [template.format(name) for template in self.own_templates or prompt_templates(str(self.templates))]
+        return [pattern.format(name) for pattern in self.patterns]
+
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """What is said to the model, in words for captions: under "" to all, under a tap's name for that tap."""
+        named = "of the user's own" if self.own_templates else f"named {self.templates}"
+        names = f"{len(self.classes)} given class names" if self.classes else "OpenAI's 1000 ImageNet class names"
+        found = {"": f"zero-shot by {len(self.patterns)} prompts {named} for {names}"}
+        if self.outliers:
+            more = f" and {len(self.outliers) - 3} more" if len(self.outliers) > 3 else ""
+            found["outlier_cosines"] = f"outlier prompts {', '.join(map(repr, self.outliers[:3]))}{more}"
+        if self.negatives:
+            words = self.negatives.vocabulary
+            count = len(words.nouns) + len(words.adjectives)
+            found["negative_cosines"] = f"negative labels: {self.negatives.share:.0%} of {count:,} words" + (
+                f" of {words.source}" if words.source else ""
+            )
+        return found
 
 
 def prompt_templates(name: str) -> tuple[str, ...]:
@@ -110,6 +136,7 @@ class TextTower:
         self._model = model
         self._tokenizer = tokenizer
         self._cache = cache
+        self._embedded: dict[tuple[str, ...], Tensor] = {}
         self._weights = _text_fingerprint(model, tokenizer) if cache else ""
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "T D"]:
@@ -146,7 +173,7 @@ class TextTower:
         def compute() -> Tensor:
             kept = []
             for texts in filter(None, groups):
-                embedded = self.embed(texts)
+                embedded = self._embed_once(texts)
                 kept.append(embedded[farthest(embedded, classes, chosen.share, chosen.percentile)])
             return torch.cat(kept)
 
@@ -158,6 +185,13 @@ class TextTower:
             raise ValueError(f"a share of {chosen.share} of {words} words leaves no negative label; raise the share")
         return found
 
+    def _embed_once(self, texts: Sequence[str]) -> Tensor:
+        """A vocabulary is large, and class masks ask for it again."""
+        key = tuple(texts)
+        if key not in self._embedded:
+            self._embedded[key] = self.embed(texts)
+        return self._embedded[key]
+
 
 class ZeroShotClassifier(nn.Module):
     """An image tower under a text head: normalised images → logits `scale · cos(image, text) + bias`.
@@ -167,13 +201,16 @@ class ZeroShotClassifier(nn.Module):
         classes: (C, D) unit text embeddings.
         scale: what multiplies cosines; 100 for OpenAI's models.
         bias: what is added to every logit; SigLIP has one.
-        negatives: (M, D) unit embeddings of negative labels; without rows where there are none.
+        negatives: (M, D) unit embeddings of negative labels, by the class indices they were chosen for, `None` for all
+            classes; none where there are no negative labels.
+        vocabulary: identifies what negative labels are chosen from, and how.
         outliers: (M, D) unit embeddings of the user's outlier prompts; likewise.
         image_size: (height, width) that the tower takes, in pixels.
     """
 
     head: nn.Linear
     negative_texts: Tensor
+    vocabulary: Tensor
     outlier_texts: Tensor
 
     def __init__(
@@ -183,7 +220,8 @@ class ZeroShotClassifier(nn.Module):
         *,
         scale: float,
         bias: float = 0.0,
-        negatives: Float[Tensor, "M D"] | None = None,
+        negatives: Mapping[tuple[int, ...] | None, Float[Tensor, "M D"]] = MappingProxyType({}),
+        vocabulary: str = "",
         outliers: Float[Tensor, "M D"] | None = None,
         image_size: tuple[int, int],
     ) -> None:
@@ -193,7 +231,12 @@ class ZeroShotClassifier(nn.Module):
         with torch.no_grad():
             self.head.weight.copy_(scale * classes)
             self.head.bias.fill_(bias)
-        self.register_buffer("negative_texts", classes[:0] if negatives is None else negatives)
+        self.register_buffer("negative_texts", negatives.get(None, classes[:0]))
+        # the negatives of a class mask follow from the vocabulary, so a mask does not change the fingerprint
+        self.register_buffer("vocabulary", torch.tensor(list(vocabulary.encode()), dtype=torch.uint8))
+        self._subsets = {subset: f"negative_texts_{n}" for n, subset in enumerate(s for s in negatives if s)}
+        for subset, name in self._subsets.items():
+            self.register_buffer(name, negatives[subset], persistent=False)
         self.register_buffer("outlier_texts", classes[:0] if outliers is None else outliers)
         self.pretrained_cfg = {"input_size": (3, *image_size)}
         """The shape of one image, in the words of timm."""
@@ -206,26 +249,45 @@ class ZeroShotClassifier(nn.Module):
 
     @property
     def own_taps(self) -> Mapping[str, Callable[..., Tap]]:
-        """The taps that this model brings, by name; see `Classifier`. Those without texts or patches are left out."""
+        """The taps that this model brings, by name; see `Classifier`. `tap_reasons` says why others are left out.
 
-        def negative_cosines() -> TextCosines:
-            return TextCosines(self, "negative_texts")
+        Those that look at the classes take `classes`, the indices that count under a class mask.
+        """
+
+        def negative_cosines(classes: tuple[int, ...] | None = None) -> TextCosines:
+            if classes is not None and classes not in self._subsets:
+                raise ValueError(f"the negative labels were not chosen for a mask of {len(classes)} classes")
+            return TextCosines(self, "negative_texts" if classes is None else self._subsets[classes])
 
         def outlier_cosines() -> TextCosines:
             return TextCosines(self, "outlier_texts")
 
-        def local_mcm(temperature: float = 1.0, tokens: str = "values") -> LocalMCM:
+        def local_mcm(
+            temperature: float = 1.0, tokens: str = "values", classes: tuple[int, ...] | None = None
+        ) -> LocalMCM:
             reader = patch_reader(self.visual, tokens)
             if reader is None:
                 raise ValueError(f"{type(self.visual).__name__} shows no patches of tokens={tokens!r}")
-            return LocalMCM(self, reader, temperature)
+            return LocalMCM(self, reader, temperature, classes)
 
-        available = {
-            negative_cosines: len(self.negative_texts) > 0,
-            outlier_cosines: len(self.outlier_texts) > 0,
-            local_mcm: patch_reader(self.visual, "values") is not None,
+        missing = self.tap_reasons
+        return {t.__name__: t for t in (negative_cosines, outlier_cosines, local_mcm) if t.__name__ not in missing}
+
+    @property
+    def tap_reasons(self) -> Mapping[str, str]:
+        """Why this model does not bring a tap, by its name, and what to do."""
+        reasons = {
+            "negative_cosines": "no negative labels were given; add --negatives wordnet, or a word list",
+            "outlier_cosines": 'no outlier prompts were given; add --outlier-prompt "a blank page" or the like',
+            "local_mcm": f"the image tower {type(self.visual).__name__} shows no patches in the space of the texts; "
+            "OpenAI's ViT and ResNet towers do",
         }
-        return {tap.__name__: tap for tap, given in available.items() if given}
+        given = {
+            "negative_cosines": len(self.negative_texts) > 0,
+            "outlier_cosines": len(self.outlier_texts) > 0,
+            "local_mcm": patch_reader(self.visual, "values") is not None,
+        }
+        return {tap: reason for tap, reason in reasons.items() if not given[tap]}
 
 
 class TextCosines(Afterwards):
@@ -252,10 +314,14 @@ class LocalMCM(Reduction):
         model: holds the class texts.
         reader: how its tower shows the patches.
         temperature: τ > 0, divides cosines.
+        classes: indices of those that count; None for all.
     """
 
-    def __init__(self, model: ZeroShotClassifier, reader: PatchReader, temperature: float) -> None:
+    def __init__(
+        self, model: ZeroShotClassifier, reader: PatchReader, temperature: float, classes: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__((f"visual.{reader.layer}",))
+        self._classes = slice(None) if classes is None else list(classes)
         self._model = model
         self._reader = reader
         self._temperature = temperature
@@ -263,7 +329,7 @@ class LocalMCM(Reduction):
     def reduce(self, layer: Map) -> Float[Tensor, " N"]:
         """From the map before the tower's last step to one number per image."""
         patches = l2_normalise(self._reader.read(layer).float())
-        texts = l2_normalise(self._model.head.weight).to(patches)
+        texts = l2_normalise(self._model.head.weight[self._classes]).to(patches)
         return local_concept_mismatch(patches @ texts.T, self._temperature)
 
 
@@ -276,7 +342,6 @@ def zero_shot_classifier(model: Any, tokenizer: Tokenizer, prompts: ClipPrompts)
         prompts: class names, templates and further texts.
     """
     tower = TextTower(model, tokenizer, prompts.cache)
-    names = prompts.class_names
     classes = tower.classes(prompts).to(next(model.parameters()).device)
     bias = getattr(model, "logit_bias", None)
     return ZeroShotClassifier(
@@ -284,10 +349,27 @@ def zero_shot_classifier(model: Any, tokenizer: Tokenizer, prompts: ClipPrompts)
         classes,
         scale=float(model.logit_scale.detach().exp()),
         bias=0.0 if bias is None else float(bias.detach()),
-        negatives=tower.negatives(prompts.negatives, names, classes) if prompts.negatives else None,
+        negatives=_negatives(tower, prompts, classes),
+        vocabulary=prompts.negatives.fingerprint if prompts.negatives else "",
         outliers=tower.embed(prompts.outliers) if prompts.outliers else None,
         image_size=_image_size(model.visual),
     )
+
+
+def _negatives(
+    tower: TextTower, prompts: ClipPrompts, classes: Float[Tensor, "C D"]
+) -> dict[tuple[int, ...] | None, Tensor]:
+    """The negative labels for all classes, and for every class mask by itself."""
+    if prompts.negatives is None:
+        return {}
+    names = prompts.class_names
+    subsets: list[tuple[int, ...] | None] = [None, *prompts.subsets]
+    chosen = {}
+    for subset in subsets:
+        known = range(len(names)) if subset is None else subset
+        mined = tower.negatives(prompts.negatives, [names[index] for index in known], classes[list(known)])
+        chosen[subset] = mined.to(classes.device)
+    return chosen
 
 
 def _image_size(visual: Any) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import difflib
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +38,14 @@ class LoadedClassifier:
         spec: the text it was loaded by.
         transform: PIL image → pixels (3, H, W), without normalisation; picklable.
         class_names: one name per class, or None where the source has none.
+        texts: what a zero-shot model was told, in words: under "" for all its logits, under a tap's name for the tap.
     """
 
     classifier: Classifier
     spec: str
     transform: ImageTransform
     class_names: tuple[str, ...] | None
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def preprocessing(self) -> str:
@@ -64,6 +66,7 @@ class _Source:
     transform: ImageTransform
     class_names: tuple[str, ...] | None = None
     loaded: bool = False
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,9 @@ def load_classifier(
         pretrained: load the source's published weights. Ignored when a checkpoint is given.
         checkpoint: weights to load instead: safetensors, or a file for `torch.load(weights_only=True)`.
         device: where the model goes.
-        transform: "own", the model's own; "official", that of the ImageNet-A/O paper with ImageNet's mean and std;
-            "squash", the model's own size without keeping the aspect ratio, as in the ViM, GEN and MOS papers.
+        transform: "own", the model's own; "official", that of the ImageNet-A/O paper with ImageNet's mean and std
+            (`open_clip:` models keep theirs); "squash", the model's own size without keeping the aspect ratio, as in
+            the ViM, GEN and MOS papers.
         classes: number of classes of the checkpoint, where it is not the source's own.
         head: see `Classifier`.
         taps: see `Classifier`.
@@ -128,11 +132,13 @@ def load_classifier(
     if checkpoint is not None and not source.loaded:
         load_checkpoint(source.model, Path(checkpoint))
     chosen = chosen_transform(transform, source.transform)
+    if transform == "official" and kind == "open_clip":
+        chosen = official_transform(source.transform)
     names = source.class_names if classes in (None, len(source.class_names or ())) else None
     classifier = Classifier(source.model.eval(), mean=chosen.mean, std=chosen.std, head=head, taps=taps, amp=amp).to(
         device
     )
-    return LoadedClassifier(classifier, spec, chosen, names)
+    return LoadedClassifier(classifier, spec, chosen, names, source.texts)
 
 
 def _from_timm(request: _Request) -> _Source:
@@ -212,7 +218,8 @@ def _from_open_clip(request: _Request) -> _Source:
         _load_open_clip_checkpoint(model, request.checkpoint, architecture)
     classifier = zero_shot_classifier(model.eval(), tokenizer, request.clip)
     transform = open_clip_transform(model.visual.preprocess_cfg)
-    return _Source(classifier, transform, request.clip.class_names, loaded=True)
+    texts = request.clip.descriptions
+    return _Source(classifier, transform, request.clip.class_names, loaded=True, texts=texts)
 
 
 def _open_clip_name(request: _Request) -> tuple[str, str]:

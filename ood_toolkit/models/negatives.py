@@ -1,7 +1,9 @@
 """Negative labels for NegLabel: words that are far from all class names, mined from a large vocabulary."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ class Vocabulary:
     Args:
         nouns: words or short names; an underscore stands for a space.
         adjectives: words.
+        source: where they come from, for captions.
     """
 
     nouns: tuple[str, ...]
     adjectives: tuple[str, ...] = ()
+    source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         nouns = _distinct(self.nouns)
@@ -68,6 +72,13 @@ class NegativeLabels:
         for prompt in (self.noun_prompt, self.adjective_prompt):
             if "{}" not in prompt:
                 raise ValueError(f"a prompt needs {{}} where the word goes, got {prompt!r}")
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the words and the rule."""
+        facts = [self.vocabulary.nouns, self.vocabulary.adjectives, self.share, self.percentile]
+        facts += [self.noun_prompt, self.adjective_prompt, self.drop_class_names]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def prompts(self, class_names: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         """The texts of the candidates, nouns and adjectives apart.
@@ -128,7 +139,7 @@ def wordnet_vocabulary(exclude: Iterable[str] = ()) -> Vocabulary:
         return tuple(name for synset in synsets if synset.lexname() not in left_out for name in synset.lemma_names())
 
     try:
-        return Vocabulary(words("n"), words("a"))
+        return Vocabulary(words("n"), words("a"), "WordNet")
     except LookupError:
         raise ValueError(
             f"nltk has no WordNet corpus yet; run 'python -m nltk.downloader wordnet', {_REMEDY}"
@@ -146,7 +157,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         ValueError: nothing is there, or no such file is in the folder.
     """
     if path.is_file():
-        return Vocabulary(_lines(path))
+        return Vocabulary(_lines(path), source=path.name)
     if not path.is_dir():
         raise ValueError(f"there is no word list at {path}")
     nouns, adjectives = (
@@ -154,7 +165,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     )
     if not nouns and not adjectives:
         raise ValueError(f"{path} has no words in files named noun.* or adj.*, one word a line")
-    return Vocabulary(nouns, adjectives)
+    return Vocabulary(nouns, adjectives, path.name)
 
 
 def _lines(file: Path) -> tuple[str, ...]:

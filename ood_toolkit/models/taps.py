@@ -23,6 +23,7 @@ from ood_toolkit.detectors.layers import join_layers
 from ood_toolkit.detectors.rankfeat import without_rank_one
 from ood_toolkit.fitted import parse
 from ood_toolkit.models.dropout import check_dropout, thinned
+from ood_toolkit.models.masked import MaskedClassifier
 from ood_toolkit.models.stages import Map, Stages, as_map, hooked, like_output
 from ood_toolkit.models.views import image_views
 from ood_toolkit.outputs import Outputs
@@ -216,17 +217,25 @@ class Afterwards(Tap):
 
 
 class NudgedFeatures(Afterwards):
-    """(N, D): the features of images whose least important pixels have moved, see `adascale.nudged_features`."""
+    """(N, D): the features of images whose least important pixels have moved, see `adascale.nudged_features`.
+
+    Args:
+        pixels: see there.
+        epsilon: see there.
+        classes: indices of the classes among which the predicted one is sought, under a class mask.
+    """
 
     name = "nudged_features"
 
-    def __init__(self, pixels: float = 0.05, epsilon: float = 0.113) -> None:
+    def __init__(self, pixels: float = 0.05, epsilon: float = 0.113, classes: tuple[int, ...] | None = None) -> None:
         self.pixels = pixels
         self.epsilon = epsilon
+        self.classes = classes
 
     def compute(self, classifier: Differentiable, images: Float[Tensor, "N C H W"], outputs: Outputs) -> Tensor:
         """Two passes and one backward pass more."""
-        return nudged_features(classifier, images, self.pixels, self.epsilon)
+        seen = classifier if self.classes is None else MaskedClassifier(classifier, torch.tensor(self.classes))
+        return nudged_features(seen, images, self.pixels, self.epsilon)
 
 
 class DropoutLogits(Afterwards):
@@ -306,6 +315,20 @@ TAPS: dict[str, type[Tap]] = {
     )
 }
 """Every tap that a model can give, by name. A new one is a class and a word here."""
+
+
+_ELSEWHERE = {
+    "local_mcm": "only zero-shot models show it; take --model open_clip:ARCH/TAG",
+    "negative_cosines": "only zero-shot models have it; take --model open_clip:ARCH/TAG with --negatives",
+    "outlier_cosines": "only zero-shot models have it; take --model open_clip:ARCH/TAG with --outlier-prompt",
+}
+
+
+def missing_tap(spec: str, model: nn.Module) -> str:
+    """Why the model does not give a tap that `build_tap` does not know, and what to do."""
+    name, _ = parse(spec)
+    reasons: Mapping[str, str] = getattr(model, "tap_reasons", {})
+    return reasons.get(name) or _ELSEWHERE.get(name, "comes from no single classifier")
 
 
 def build_tap(spec: str, own: Mapping[str, Callable[..., Tap]] = MappingProxyType({})) -> Tap | None:

@@ -1,7 +1,7 @@
 """From a PIL image to a tensor of pixels; the normalisation is split off, because `Classifier` owns it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -36,9 +36,26 @@ class ImageTransform:
         return self.steps(image.convert("RGB"))
 
 
-def official_transform() -> ImageTransform:
-    """The transform of the ImageNet-A/O paper, the same for every model: Resize(256) bilinear, CenterCrop(224)."""
-    return _resize_and_crop(256, 224, "bilinear", IMAGENET_MEAN, IMAGENET_STD)
+def official_transform(own: ImageTransform | None = None) -> ImageTransform:
+    """The transform of the ImageNet-A/O paper, the same for every model: Resize(256) bilinear, CenterCrop(224).
+
+    Args:
+        own: of a model that was not trained with ImageNet's mean and std and keeps its own, such as CLIP; the
+            description says so.
+
+    Raises:
+        ValueError: that model takes images of another size.
+    """
+    official = _resize_and_crop(256, 224, "bilinear", IMAGENET_MEAN, IMAGENET_STD)
+    if own is None:
+        return official
+    if own.input_size != official.input_size:
+        _, height, width = own.input_size
+        raise ValueError(
+            f"the official transform makes images of 224x224, this model takes {height}x{width}; use --transform own"
+        )
+    kept = _resize_and_crop(256, 224, "bilinear", own.mean, own.std)
+    return replace(kept, description=f"{kept.description} (the model's own mean and std, not ImageNet's)")
 
 
 def squash_transform(own: ImageTransform) -> ImageTransform:
