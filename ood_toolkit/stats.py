@@ -10,10 +10,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ood_toolkit.distributed import summed
 from ood_toolkit.outputs import Outputs, full_precision
 
 _CHUNK_NUMBERS = 1 << 24
 """Upper bound for the numbers in one temporary block: 64 MiB of float32, 128 MiB of float64."""
+
+_SHIFT_ROWS = 1024
+"""Rows whose mean is near enough to that of all, for sums about it."""
 
 _BANK_ROWS = 8192
 """Bank rows that one matrix product of `nearest` compares."""
@@ -52,33 +56,21 @@ def moments(
 ) -> Moments:
     """Moments of the labelled rows of `train`, in one sweep; memory does not grow with the number of rows.
 
+    Ranks of a run share the sweep, where the runner has said so (`ood_toolkit.distributed.sharing`).
+
     Args:
         train: outputs whose labels are known, at least for some rows.
         transform: what to do to the features first, e.g. `l2_normalise`; the identity by default.
         groups: the class of each row, (N,) integers; by default its label. Rows with a negative group are left out.
     """
-    classes = train.classes
-    device = train.features.device
-    counts = torch.zeros(classes, dtype=torch.int64, device=device)
-    sums = scatter = shift = None
-    for batch in train.batches():
-        group = batch.labels if groups is None else groups(batch)
-        known = group >= 0
-        features = batch.features
-        if not known.all():
-            features, group = features[known], group[known]
-        rows = features if transform is None else transform(features)
-        if sums is None or scatter is None or shift is None:
-            # sums about a nearby point: raw second moments would cancel
-            shift = rows.mean(dim=0).double() if len(rows) else rows.new_zeros(rows.shape[1]).double()
-            sums = shift.new_zeros(classes, len(shift))
-            scatter = shift.new_zeros(len(shift), len(shift))
-        rows = rows - shift  # float64, because `shift` is
-        counts += torch.bincount(group, minlength=classes)
-        sums.index_add_(0, group, rows)
-        _add_upper_products(scatter, rows)
+    if not len(train):
+        raise ValueError("fitting needs labelled training rows, but there are none")
+    # sums about a nearby point: raw second moments would cancel
+    near, _ = _counted(train.rows(slice(0, _SHIFT_ROWS)), transform, groups)
+    shift = near.mean(dim=0).double() if len(near) else near.new_zeros(near.shape[1]).double()
+    counts, sums, scatter = summed(_MomentSums(train.classes, shift, transform, groups), train)
     total_rows = int(counts.sum())
-    if sums is None or scatter is None or shift is None or total_rows == 0:
+    if total_rows == 0:
         raise ValueError("fitting needs labelled training rows, but there are none")
     scatter = scatter.triu() + scatter.triu(1).T
     means = sums / counts.unsqueeze(1)
@@ -92,6 +84,40 @@ def moments(
         within=(scatter - weighted.T @ means[seen]) / total_rows,
         total=scatter / total_rows - torch.outer(centre, centre),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _MomentSums:
+    """Counts, sums and upper products of rows about a point: what ranks can add up."""
+
+    classes: int
+    shift: Float[Tensor, " D"]
+    transform: Callable[[Tensor], Tensor] | None
+    groups: Callable[[Outputs], Tensor] | None
+
+    def __call__(self, batches: Iterator[Outputs]) -> list[Tensor]:
+        width = len(self.shift)
+        counts = torch.zeros(self.classes, dtype=torch.int64, device=self.shift.device)
+        sums, scatter = self.shift.new_zeros(self.classes, width), self.shift.new_zeros(width, width)
+        for batch in batches:
+            rows, group = _counted(batch, self.transform, self.groups)
+            rows = rows - self.shift  # float64, because `shift` is
+            counts += torch.bincount(group, minlength=self.classes)
+            sums.index_add_(0, group, rows)
+            _add_upper_products(scatter, rows)
+        return [counts, sums, scatter]
+
+
+def _counted(
+    batch: Outputs, transform: Callable[[Tensor], Tensor] | None, groups: Callable[[Outputs], Tensor] | None
+) -> tuple[Float[Tensor, "K D"], Int[Tensor, " K"]]:
+    """The rows that have a group, transformed, and their groups."""
+    group = batch.labels if groups is None else groups(batch)
+    known = group >= 0
+    features = batch.features
+    if not known.all():
+        features, group = features[known], group[known]
+    return features if transform is None else transform(features), group
 
 
 def _add_upper_products(scatter: Float[Tensor, "D D"], rows: Float[Tensor, "N D"]) -> None:

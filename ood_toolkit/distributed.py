@@ -1,0 +1,313 @@
+"""Several processes, one run: who this one is, and what they say to each other.
+
+`torchrun` starts the same command N times. Rank 0 leads; the others do their share of what it asks. Every exchange is
+made so that an error on any rank becomes the same error on all of them, and no rank is left waiting.
+"""
+
+import io
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ood_toolkit.outputs import Outputs
+
+T = TypeVar("T")
+
+_PATIENCE = timedelta(days=7)
+"""How long a rank waits for another: rank 0 may work alone for hours. A dead peer is noticed at once, not by this."""
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at whether another rank has failed."""
+
+_GO_ON = "what was computed is in the store: run the same command again, with any number of ranks, to go on from there"
+
+
+class PeerLost(RuntimeError):
+    """Another rank died, or the launcher ends the run because one did."""
+
+
+class FailedElsewhere(RuntimeError):
+    """Another rank failed, so that this one need not finish its share."""
+
+
+@dataclass
+class _Link:
+    """The connections of a joined process."""
+
+    store: dist.Store
+    nccl: dist.ProcessGroup | None = None
+    calls: int = 0
+    looked: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """The ranks of a run. All of them must make the same calls in the same order.
+
+    Args:
+        rank: of this process, 0 to size − 1.
+        size: number of ranks.
+        local_rank: of this process among those of its machine.
+        local_size: number of ranks on this machine.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    _link: _Link | None = None
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the rank that scores, records and prints."""
+        return self.rank == 0
+
+    @property
+    def has_nccl(self) -> bool:
+        """Whether sums of CUDA tensors go from GPU to GPU."""
+        return self._link is not None and self._link.nccl is not None
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in the order of ranks; doubles as a barrier."""
+        if self._link is None:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with _noticing_death():
+            dist.all_gather_object(values, value)
+        return values
+
+    def told(self, make: Callable[[], T] | None = None) -> T:
+        """What `make` gives on rank 0. Its error there is raised everywhere; other ranks need not have a `make`.
+
+        The value travels pickled, so it should be small.
+        """
+        if self._link is None:
+            assert make is not None
+            return make()
+        message: list[Any] = [None]
+        mine: Exception | None = None
+        if self.main:
+            assert make is not None
+            try:
+                message = [(make(), None)]
+            except Exception as error:
+                mine, message = error, [(None, _portable(error))]
+        with _noticing_death():
+            dist.broadcast_object_list(message, src=0)
+        value, error = message[0]
+        if error is not None:
+            raise mine or error
+        return value
+
+    def each(self, do: Callable[[], T]) -> T:
+        """Runs `do` on every rank and gives this rank's result once all are done.
+
+        If it failed anywhere, every rank raises the error of the lowest rank that failed by itself.
+        """
+        if self._link is None:
+            return do()
+        self._link.calls += 1
+        value, mine = None, None
+        try:
+            value = do()
+        except PeerLost:
+            raise
+        except Exception as error:
+            mine = error
+            with _noticing_death():
+                self._link.store.set(f"failed/{self._link.calls}", str(self.rank))
+        errors = self.gather(None if mine is None else _portable(mine))
+        failed = [rank for rank, error in enumerate(errors) if error and not isinstance(error, FailedElsewhere)]
+        if failed:
+            first = errors[failed[0]]
+            assert first is not None
+            raise (mine if mine is not None and failed[0] == self.rank else first)
+        return value  # pyright: ignore[reportReturnType]  # no error, so `do` has returned
+
+    def look(self) -> None:
+        """Raises `FailedElsewhere` if another rank has failed in the current `each`: call it now and then in there."""
+        if self._link is None or time.monotonic() - self._link.looked < _LOOK_EVERY:
+            return
+        self._link.looked = time.monotonic()
+        with _noticing_death():
+            failed = self._link.store.check([f"failed/{self._link.calls}"])
+        if failed:
+            raise FailedElsewhere("another rank has failed")
+
+    def sum(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over all ranks of each tensor, on the device and in the dtype given; sum in float64 or int64.
+
+        GPU to GPU (NCCL) where every rank has a GPU of its own, else through memory (gloo).
+        """
+        if self._link is None:
+            return list(values)
+        # NCCL does not notice a dead peer; after this, all are there
+        self.gather(None)
+        return [self._sum_one(value) for value in values]
+
+    def _sum_one(self, value: Tensor) -> Tensor:
+        assert self._link is not None
+        with _noticing_death():
+            if value.is_cuda and self._link.nccl is not None:
+                total = value.clone()
+                dist.all_reduce(total, group=self._link.nccl)
+                return total
+            total = value.to("cpu", copy=True).contiguous()
+            dist.all_reduce(total)
+            return total.to(value.device)
+
+    def share(self, rows: int) -> slice:
+        """This rank's part of so many rows: neighbouring rows, the ranks in order."""
+        return slice(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
+
+
+ALONE = World()
+"""One process, which was not launched with others."""
+
+
+def launched() -> bool:
+    """Whether `torchrun` started this process."""
+    return all(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"))
+
+
+@contextmanager
+def joined(*, cuda: bool = True) -> Iterator[World]:
+    """The world of this process: all ranks of the launch under `torchrun`, else `ALONE`.
+
+    Args:
+        cuda: GPUs may be used; each rank then takes the GPU of its local number where there are enough of them.
+    """
+    if not launched():
+        yield ALONE
+        return
+    rank, size, local_rank, local_size = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
+    )
+    from torch.distributed.rendezvous import rendezvous
+
+    _use_threads(local_size)
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=_PATIENCE))
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=size, timeout=_PATIENCE
+    )
+    link = _Link(dist.PrefixStore("ood", store))
+    world = World(rank, size, local_rank, local_size, link)
+    own_gpu = (
+        cuda and torch.cuda.is_available() and local_size <= torch.cuda.device_count() and dist.is_nccl_available()
+    )
+    if all(world.gather(own_gpu)):
+        torch.cuda.set_device(local_rank)
+        link.nccl = dist.new_group(backend="nccl")
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield world
+    except PeerLost:
+        raise  # taking the connections down would wait for the dead
+    except BaseException:
+        dist.destroy_process_group()
+        raise
+    else:
+        dist.destroy_process_group()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def own_device(world: World, device: str) -> str:
+    """The device of this rank where `device` leaves the choice: its own GPU for "auto" and "cuda"."""
+    if world.has_nccl and device in ("auto", "cuda"):
+        return f"cuda:{world.local_rank}"
+    return device
+
+
+class Sums(Protocol):
+    """Sums over the rows of outputs. Must survive pickling to be shared."""
+
+    def __call__(self, batches: Iterator[Outputs], /) -> list[Tensor]:
+        """The sums over these batches, in float64 or int64; zeros where there is none."""
+        ...
+
+
+_shared: ContextVar[tuple[Outputs, Callable[[Sums], list[Tensor]]] | None] = ContextVar("_shared", default=None)
+
+
+@contextmanager
+def sharing(rows: Outputs, total: Callable[[Sums], list[Tensor]]) -> Iterator[None]:
+    """Within the block, `summed(sums, rows)` over these very outputs asks `total`, which may share the work."""
+    token = _shared.set((rows, total))
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def summed(sums: Sums, rows: Outputs) -> list[Tensor]:
+    """Sums over all batches of `rows`, computed here, or on all ranks where `sharing` says so."""
+    shared = _shared.get()
+    if shared is None or shared[0] is not rows:
+        return sums(rows.batches())
+    return shared[1](sums)
+
+
+def packed(value: object) -> bytes | None:
+    """The value in bytes, tensors included, or None where it cannot be pickled."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes, device: str) -> Any:
+    """The value of `packed`, its tensors on `device`. Only for bytes from another rank of this run."""
+    return torch.load(io.BytesIO(data), map_location=device, weights_only=False)
+
+
+def _use_threads(local_size: int) -> None:
+    """Shares the cores among the ranks of this machine, unless the user has said how many threads to use.
+
+    torchrun itself sets OMP_NUM_THREADS to 1 where nothing was said, so 1 counts as nothing.
+    """
+    if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // local_size))
+
+
+@contextmanager
+def _noticing_death() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # DistError and gloo's own; both derive from it
+        if isinstance(error, PeerLost):
+            raise
+        # gloo: "[file:line] Connection closed by peer [address]:port. This is typically …"
+        what = str(error).partition("] ")[2].partition(". ")[0] or str(error)
+        raise PeerLost(f"another rank of this run died ({what}); {_GO_ON}") from error
+
+
+def _end(signum: int, frame: object) -> None:
+    raise PeerLost(f"the launcher ended this run, most likely because another rank died; {_GO_ON}")
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as one that every rank can unpickle: its kind where that matters to the caller, its text otherwise."""
+    text = str(error)
+    if isinstance(error, FailedElsewhere):
+        return FailedElsewhere(text)
+    if isinstance(error, ValueError):
+        return ValueError(text)
+    if isinstance(error, OSError):
+        return OSError(text)
+    return RuntimeError(f"{type(error).__name__}: {text}")
