@@ -10,17 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import torch
 
-from ood_toolkit.datasets.images import IMAGE_SUFFIXES
+from ood_toolkit.datasets.images import IMAGE_SUFFIXES, as_rgb
 from ood_toolkit.outputs import UNKNOWN
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _CLASS_FOLDER = re.compile(r"n\d{8}|\d+")
+_CLASS_TAR = re.compile(r"(n\d{8})\.tar")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class TarImages:
         name: how records call the set; the file's stem by default.
         labels: class index by identifier; other images have an unknown label.
         paths: identifiers to read, in this order; all images by default.
+        members: where the images lie, by identifier, for a tar that was listed already (see `ClassTars`).
 
     Identifiers are paths without the one folder that holds everything, as if that folder were the root.
 
@@ -63,12 +65,11 @@ class TarImages:
         name: str = "",
         labels: Mapping[str, int] | None = None,
         paths: Sequence[str] | None = None,
+        members: Mapping[str, Member] | None = None,
     ) -> None:
         self.path = Path(path)
         self.name = name or self.path.stem
-        images = image_members(self.path)
-        top = common_folder([member.name for member in images])
-        self._members = {member.name.removeprefix(top): member for member in images}
+        self._members = dict(members) if members is not None else _by_identifier(image_members(self.path))
         self.ids: Sequence[str] = sorted(self._members) if paths is None else list(paths)
         absent = [image for image in self.ids if image not in self._members]
         if absent:
@@ -97,6 +98,66 @@ class TarImages:
         return decode(read_member(self.path, self._members[self.ids[row]]))
 
 
+class ClassTars:
+    """A tar of tars, one for each class, as ILSVRC2012_img_train.tar is: read at random without unpacking either.
+
+    The outer tar is listed at once, an inner one only when its class is asked for.
+
+    Args:
+        path: the outer tar; its members are called `<WordNet id>.tar`.
+
+    Raises:
+        ValueError: see `TarImages`; or it holds no class tars.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        found = {m.name.removeprefix("./"): m for m in tar_members(path)}
+        self._classes = {match[1]: m for name, m in found.items() if (match := _CLASS_TAR.fullmatch(name))}
+        if not self._classes:
+            raise ValueError(f"tar {str(path)!r} holds no class tars such as n01440764.tar")
+
+    @property
+    def classes(self) -> list[str]:
+        """WordNet ids, sorted."""
+        return sorted(self._classes)
+
+    def members(self, wnid: str) -> dict[str, Member]:
+        """The images of one class by identifier, `<WordNet id>/<file name>`; none where the class is absent.
+
+        Raises:
+            ValueError: the inner tar is truncated or no tar.
+        """
+        outer = self._classes.get(wnid)
+        if outer is None:
+            return {}
+        try:
+            with self.path.open("rb") as file:
+                file.seek(outer.offset)
+                members = _members(file)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise ValueError(f"{outer.name!r} in {str(self.path)!r} is truncated or no tar: {error}") from None
+        if any(member.offset + member.size > outer.offset + outer.size for member in members):
+            raise ValueError(f"{outer.name!r} in {str(self.path)!r} is truncated")
+        images = [member for member in members if _is_image(PurePosixPath(member.name))]
+        return {f"{wnid}/{PurePosixPath(member.name).name}": member for member in images}
+
+    def images(self, name: str, wnids: Sequence[str] | None = None) -> TarImages:
+        """All images of these classes, or of all, as one set in the order of an unpacked folder."""
+        members = {i: m for wnid in wnids or self.classes for i, m in self.members(wnid).items()}
+        return TarImages(self.path, name=name, members=members)
+
+
+def holds_class_tars(path: Path) -> bool:
+    """The first member of a tar is the tar of a class; only that one is looked at."""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            first = tar.next()
+    except (tarfile.TarError, OSError):
+        return False
+    return first is not None and _CLASS_TAR.fullmatch(first.name.removeprefix("./")) is not None
+
+
 def image_members(path: Path) -> list[Member]:
     """The regular image files in a tar, in its own order; hidden files and other files are skipped.
 
@@ -122,8 +183,8 @@ def tar_members(path: Path) -> list[Member]:
             f"{str(path)!r} is compressed and cannot be read at random; unpack it, or unzip it to a plain tar once"
         )
     try:
-        with tarfile.open(path, "r:") as tar:
-            members = {m.name: Member(m.name, m.offset_data, m.size) for m in tar if m.isreg() and not m.issparse()}
+        with path.open("rb") as file:
+            members = {member.name: member for member in _members(file)}
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ValueError(f"tar {str(path)!r} is truncated or no tar: {error}") from None
     size = path.stat().st_size
@@ -145,7 +206,7 @@ def decode(content: bytes) -> "Image":
     from PIL import Image
 
     with Image.open(io.BytesIO(content)) as image:
-        return image.convert("RGB")
+        return as_rgb(image)
 
 
 def is_gzip(path: Path) -> bool:
@@ -188,6 +249,25 @@ def common_folder(names: Sequence[str]) -> str:
     top = next(iter(tops))
     inside = all(name.startswith(f"{dot}{top}/") for name in names)
     return f"{dot}{top}/" if inside and not _CLASS_FOLDER.fullmatch(top) else dot
+
+
+def _members(file: IO[bytes]) -> list[Member]:
+    """The regular files of the tar that starts where the file stands.
+
+    Raises:
+        tarfile.TarError: a header is damaged; Python's own reader takes that for the end wherever it is not the first.
+    """
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        members = [Member(m.name, m.offset_data, m.size) for m in tar if m.isreg() and not m.issparse()]
+        file.seek(tar.offset)
+    if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+        raise tarfile.ReadError(f"the header behind {members[-1].name!r} is damaged" if members else "no header")
+    return members
+
+
+def _by_identifier(images: Sequence[Member]) -> dict[str, Member]:
+    top = common_folder([member.name for member in images])
+    return {member.name.removeprefix(top): member for member in images}
 
 
 def _is_image(path: PurePosixPath) -> bool:

@@ -10,11 +10,25 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 LabelRule = Literal[
-    "wnid", "wnid-deep", "index", "validation", "none", "cifar-binary", "cifar-npy", "cifar-npz", "unread"
+    "wnid",
+    "wnid-deep",
+    "index",
+    "validation",
+    "mapped",
+    "mapped-deep",
+    "frames",
+    "parquet",
+    "none",
+    "cifar-binary",
+    "cifar-npy",
+    "cifar-npz",
+    "unread",
 ]
 """Where labels come from: "wnid" and "index" are the top folder's name (a WordNet id, or an integer); "wnid-deep" the
-folder right above the image; "validation" is "wnid", or the number in ILSVRC2012_val_<number>; "none" leaves every
-label unknown; "cifar-…" are arrays; "unread" sets are described but not opened."""
+folder right above the image; "validation" is "wnid", or the number in ILSVRC2012_val_<number>; "mapped" is that folder
+looked up in `datasets.classes.folder_map`, and "mapped-deep" the same in a set of several domains; "frames" is the
+folder right above a video; "parquet" a column of a parquet file; "none" leaves every label unknown; "cifar-…" are
+arrays; "unread" sets are described but not opened."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +68,14 @@ class CatalogueEntry:
         licence: of the images, as far as stated anywhere.
         images: how many.
         classes: number of class folders.
-        class_list: the classes among ImageNet-1k's, see `datasets.classes`.
+        class_list: the classes among ImageNet-1k's: a class list or a folder map of `datasets.classes`.
         labels: where labels come from.
         layout: folders and files, in words.
         places: where the set is looked for below the data root, in this order.
         archives: files to download.
         login: what to do by hand where no download is possible.
         drop_folders: class folders that are not read.
+        border: pixels on each side of every image that are not part of it.
         hub: copies on hubs, with what is known about them.
         faults: known faults, to be printed beside numbers.
         cite: the paper.
@@ -82,6 +97,7 @@ class CatalogueEntry:
     archives: tuple[Archive, ...]
     login: str | None
     drop_folders: tuple[str, ...]
+    border: int
     hub: tuple[str, ...]
     faults: tuple[str, ...]
     cite: str | None

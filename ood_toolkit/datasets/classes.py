@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 CLASS_LISTS = ("imagenet1k", "imagenet_a", "imagenet_o", "imagenet_r")
+FOLDER_MAPS = ("objectnet", "domainnet")
 
 
 @cache
@@ -20,6 +21,44 @@ def class_list(name: str) -> Mapping[str, int]:
     lines = Path(__file__).with_name(f"{name}_classes.txt").read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines if not line.startswith("#"))
     return MappingProxyType({wnid: int(index) for wnid, index, _ in rows})
+
+
+@cache
+def folder_map(name: str) -> Mapping[str, tuple[int, ...]]:
+    """Class folder → the ImageNet-1k indices that are right for its images; folders outside ImageNet are not in it.
+
+    >>> folder_map("objectnet")["alarm_clock"]
+    (409, 530)
+    """
+    if name not in FOLDER_MAPS:
+        raise ValueError(f"no folder map is named {name!r}; known: {', '.join(FOLDER_MAPS)}")
+    lines = Path(__file__).with_name(f"{name}_folders.txt").read_text(encoding="utf-8").splitlines()
+    rows = (line.split("\t") for line in lines if not line.startswith("#"))
+    return MappingProxyType({folder: tuple(int(index) for index in known.split(",")) for folder, known in rows})
+
+
+@cache
+def class_indices(name: str) -> tuple[int, ...]:
+    """The ImageNet-1k indices of a class list or folder map, ascending.
+
+    >>> len(class_indices("objectnet"))
+    125
+    """
+    if name in FOLDER_MAPS:
+        return tuple(sorted({index for known in folder_map(name).values() for index in known}))
+    return tuple(sorted(class_list(name).values()))
+
+
+@cache
+def imagenet_names() -> tuple[str, ...]:
+    """A short name for each of the 1000 ImageNet-1k classes, by index: the first of its WordNet lemmas.
+
+    >>> imagenet_names()[6]
+    'stingray'
+    """
+    lines = Path(__file__).with_name("imagenet1k_classes.txt").read_text(encoding="utf-8").splitlines()
+    rows = (line.split("\t") for line in lines if not line.startswith("#"))
+    return tuple(name.partition(",")[0] for _, _, name in rows)
 
 
 @cache

@@ -32,7 +32,11 @@ class SubsetImages:
         self.rows = list(rows)
         self.name = name or images.name
         self.ids: Sequence[str] = [images.ids[row] for row in self.rows]
-        self.labels: Tensor = images.labels[torch.tensor(self.rows, dtype=torch.int64)]
+        chosen = torch.tensor(self.rows, dtype=torch.int64)
+        self.labels: Tensor = images.labels[chosen]
+        accepted: Tensor | None = getattr(images, "accepted", None)
+        self.accepted = None if accepted is None else accepted[chosen]
+        """(K, A) the classes that are right for each image, padded with `UNKNOWN`; None where there is one label."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -10,11 +10,12 @@ from pathlib import Path
 from ood_toolkit.datasets.archives import common_folder
 from ood_toolkit.datasets.catalogue import Archive, CatalogueEntry, catalogue
 from ood_toolkit.datasets.catalogue import entry as catalogue_entry
-from ood_toolkit.datasets.classes import class_list
+from ood_toolkit.datasets.classes import class_list, folder_map
 from ood_toolkit.datasets.download import Progress, allowed, fetch, silent, verify
 from ood_toolkit.datasets.images import ImageSet
 from ood_toolkit.datasets.locate import Found, find, how_to_get, open_set
 from ood_toolkit.datasets.unpack import unpack
+from ood_toolkit.datasets.videos import VIDEO_SUFFIX
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,21 @@ class Checked:
         found: where it lies, or None.
         images: how many images it has there.
         problems: what is wrong with it; empty if all is well.
+        what: what is counted.
     """
 
     entry: CatalogueEntry
     found: Found | None
     images: int
     problems: Sequence[str]
+    what: str = "images"
 
     @property
     def text(self) -> str:
         """One line, and what to do where something is wrong."""
         if self.found is None:
             return f"{self.entry.name}: {'; '.join(self.problems)}"
-        where = f"{self.entry.name}: {self.images:,} images in {self.found.path} ({self.found.layout})"
+        where = f"{self.entry.name}: {self.images:,} {self.what} in {self.found.path} ({self.found.layout})"
         return f"{where}, complete" if not self.problems else f"{where}: {'; '.join(self.problems)}"
 
 
@@ -69,6 +72,9 @@ def check(name: str | CatalogueEntry, root: Path) -> Checked:
     if found is None:
         places = ", ".join(known.places)
         return Checked(known, None, 0, [f"not below {root} (looked for {places}). {how_to_get(known)}"])
+    if known.labels == "frames":
+        videos = sum(1 for _ in found.path.rglob(f"*{VIDEO_SUFFIX}"))
+        return Checked(known, found, videos, [], what="videos")
     try:
         images = open_set(known, root, every_folder=True)
     except ValueError as error:
@@ -197,8 +203,11 @@ def _require_room(known: CatalogueEntry, root: Path) -> None:
 
 
 def _class_problems(known: CatalogueEntry, found: Found, images: ImageSet) -> list[str]:
-    if found.layout == "arrays" or known.labels == "wnid-deep":
+    if found.layout in ("arrays", "parquet") or known.labels == "wnid-deep":
         return []
+    if known.labels in ("mapped", "mapped-deep"):
+        absent = sorted(set(folder_map(known.class_list or "")) - {Path(image).parent.name for image in images.ids})
+        return [f"{len(absent)} class folders are missing, first {absent[0]}"] if absent else []
     if found.layout == "shards" or (known.labels == "validation" and "/" not in images.ids[0]):
         count = len(images.labels.unique())
         wrong = known.classes is not None and known.labels != "none" and count != known.classes

@@ -134,6 +134,12 @@ def test_a_truncated_compressed_or_empty_tar_is_named(tmp_path: Path):
         (tmp_path / "cut.tar").write_bytes(whole.read_bytes()[:cut])
         with pytest.raises(ValueError, match=r"cut.tar' is truncated"):
             TarImages(tmp_path / "cut.tar")
+    damaged = bytearray(whole.read_bytes())
+    header = TarImages(whole)._members[f"{A_CLASSES[1]}/{NAMES[0]}"].offset - 512
+    damaged[header : header + 512] = b"x" * 512
+    (tmp_path / "damaged.tar").write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"damaged.tar' is truncated or no tar: .*header"):
+        TarImages(tmp_path / "damaged.tar")
     with pytest.raises(ValueError, match="compressed and cannot be read at random"):
         TarImages(as_tar(folder, tmp_path / "a.tar.gz", mode="w:gz"))
     with pytest.raises(ValueError, match="holds no image"):

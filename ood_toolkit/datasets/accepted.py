@@ -1,0 +1,117 @@
+"""Sets in which several classes are right for one image, and borders that must go."""
+
+import hashlib
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ood_toolkit.datasets.images import ImageSet
+from ood_toolkit.outputs import UNKNOWN, Outputs
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class AcceptingImages:
+    """A set in which a prediction is right if it is any of an image's classes.
+
+    `labels` holds the first of them; `labels_for` chooses by what a model sees.
+
+    Args:
+        images: the set.
+        accepted: the classes of every image; none for an unknown label.
+    """
+
+    def __init__(self, images: ImageSet, accepted: Sequence[Collection[int]]) -> None:
+        if len(accepted) != len(images):
+            raise ValueError(
+                f"{len(images)} images of {images.name!r} need as many sets of classes, not {len(accepted)}"
+            )
+        self.images = images
+        self.name = images.name
+        self.ids: Sequence[str] = images.ids
+        width = max([1, *map(len, accepted)])
+        padded = [[*sorted(classes), *[UNKNOWN] * (width - len(classes))] for classes in accepted]
+        self.accepted = torch.tensor(padded, dtype=torch.int64).reshape(-1, width)
+        self.labels: Tensor = self.accepted[:, 0].clone()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def root(self) -> str:
+        """The folder that `ids` are relative to, or "" where there is none."""
+        return str(getattr(self.images, "root", ""))
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the set: classes do not count."""
+        return self.images.fingerprint
+
+    def open(self, row: int) -> "Image":
+        """The image, as the set opens it."""
+        return self.images.open(row)
+
+
+class TrimmedImages:
+    """A set without the outermost pixels of its images.
+
+    Args:
+        images: the set.
+        border: pixels to cut off on each side.
+    """
+
+    def __init__(self, images: ImageSet, border: int) -> None:
+        self.images = images
+        self.border = border
+        self.name = images.name
+        self.ids: Sequence[str] = images.ids
+        self.labels: Tensor = images.labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def root(self) -> str:
+        """The folder that `ids` are relative to, or "" where there is none."""
+        return str(getattr(self.images, "root", ""))
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the set's fingerprint and the border."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.images.fingerprint}\0border {self.border}".encode()).hexdigest()
+
+    def open(self, row: int) -> "Image":
+        """The image without its border."""
+        image = self.images.open(row)
+        width, height = image.size
+        return image.crop((self.border, self.border, width - self.border, height - self.border))
+
+
+def labels_for(images: ImageSet, rows: Int[Tensor, " N"], outputs: Outputs) -> Int[Tensor, " N"]:
+    """The labels of these rows; where several classes are right, the one of them that the model finds most likely.
+
+    So a prediction is right exactly if it is any of the image's classes, top-5 likewise, under all classes or under a
+    mask that holds every accepted class.
+
+    Args:
+        images: any set.
+        rows: of the set.
+        outputs: of those rows, over all classes; the logits are read only where several classes are right.
+    """
+    accepted: Tensor | None = getattr(images, "accepted", None)
+    if accepted is None:
+        return images.labels[rows]
+    candidates = accepted[rows]
+    logits = outputs.logits
+    values = logits.gather(1, candidates.clamp(min=0).to(logits.device)).float().cpu()
+    best = values.masked_fill(candidates == UNKNOWN, -torch.inf).argmax(dim=1, keepdim=True)
+    return candidates.gather(1, best).squeeze(1)
