@@ -8,13 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ood_toolkit.calibrators.base import Calibrator, checked
+from ood_toolkit.calibrators.evidence import curvature_products, least_variance, paired_rows
 from ood_toolkit.calibrators.minimise import minimise
 from ood_toolkit.calibrators.temperature import fit_temperature
-
-_ERRORS = 3.0
-"""Standard errors by which evidence must exceed nothing, and which are taken off it."""
-_PAIRED_ROWS = 1000
-"""Rows whose pairs tell how much evidence an effect would give."""
 
 
 class MatrixCalibrator(Calibrator):
@@ -179,32 +175,18 @@ def _variance(
 
     Numbers that vary by τ² make the excess τ² Σ_{n≠m} tr(A_n K_nm A_m K_nm) on average, where A = diag(p) - p pᵀ and
     K_nm is the diagonal matrix of what the rows n and m share in each class: Σ_{j≠i} x_nj x_mj, x_ni x_mi, or 1. Not
-    each number's own curvature: C off-diagonals of a class move its logit together. The error of the excess is that
-    of a sum over pairs, from their own squares, so that a confident mistake does not pass for evidence; three errors
-    are taken off. Pairs come from about a thousand rows.
+    each number's own curvature: C off-diagonals of a class move its logit together.
     """
-    step = -(-len(inputs) // _PAIRED_ROWS)
-    x, true = inputs[::step].double(), labels[::step, None]
+    sample = paired_rows(len(inputs))
+    x, true = inputs[sample].double(), labels[sample, None]
     p = _at_start(x, start)
     errors = p.scatter_add(1, true, -torch.ones_like(p[:, :1]))
     shared = x @ x.T
-    both = [(p * x**power) @ (p * x**power).T for power in range(2)]
-    moments = []  # Σ_i a_i x_ni^k x_mi^k with a_i = p_ni p_mi (1 - p_ni - p_mi), what A_ii A_ii has beyond (p_ni p_mi)²
-    for power in range(3):
-        once = p * x**power
-        cross = (p * once) @ once.T
-        moments.append(once @ once.T - cross - cross.T)
-    expected = [
-        shared.square() * moments[0] - 2 * shared * moments[1] + moments[2] + (shared * both[0] - both[1]).square(),
-        moments[2] + both[1].square(),
-        moments[0] + both[0].square(),
-    ]
+    (level, both), (slope, mixed), (square, _) = (curvature_products(p, x, power) for power in range(3))
+    off_diagonal = shared.square() * level - 2 * shared * slope + square + (shared * both - mixed).square()
     alike, own = errors @ errors.T, (errors * x) @ (errors * x).T
-    seen = [shared * alike - own, own, alike]
-    pairs = len(inputs) * (len(inputs) - 1) / max(1, len(x) * (len(x) - 1))
-    size = pairs * torch.stack([e.fill_diagonal_(0).sum() for e in expected])
-    error = (2 * pairs * torch.stack([s.fill_diagonal_(0).square().sum() for s in seen])).sqrt()
-    return (excess - _ERRORS * error).clamp_min(0) / size.clamp_min(1e-300)
+    expected = [off_diagonal, square + mixed.square(), level + both.square()]
+    return least_variance(excess, expected, [shared * alike - own, own, alike], len(inputs))
 
 
 def _at_start(rows: Float[Tensor, "B C"], start: Float[Tensor, "C C+1"]) -> Float[Tensor, "B C"]:
