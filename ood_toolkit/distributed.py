@@ -45,8 +45,8 @@ class FailedElsewhere(RuntimeError):
 class _Link:
     """The connections of a joined process."""
 
-    store: dist.Store
-    nccl: dist.ProcessGroup | None = None
+    store: "dist.Store"
+    nccl: "dist.ProcessGroup | None" = None
     calls: int = 0
     looked: float = field(default_factory=time.monotonic)
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from ood_toolkit.batches import Loading, Transform
 from ood_toolkit.datasets import ImageSet
 from ood_toolkit.detectors import LiveDetector
+from ood_toolkit.distributed import ALONE, World
 from ood_toolkit.one_pass import OUTPUTS, Job, Progress, Target, live_key, run_pass, tap_key
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.store import STORE_VERSION, Store
+from ood_toolkit.store import STORE_VERSION, Description, Store
 
 if TYPE_CHECKING:
     from ood_toolkit.models import Classifier
@@ -60,6 +61,7 @@ class Extractor:
         dtype: how logits, features and taps are kept: float32, float16 or bfloat16.
         strict: an unreadable image is an error, instead of being named, skipped and counted.
         progress: told how far the pass is.
+        world: the ranks that share the pass; all of them call the same methods with the same arguments.
     """
 
     cache: Path
@@ -68,6 +70,7 @@ class Extractor:
     dtype: torch.dtype = torch.float32
     strict: bool = False
     progress: Progress = field(default=silent)
+    world: World = ALONE
 
     def extract(
         self,
@@ -97,23 +100,39 @@ class Extractor:
         job = Job(classifier, transform, transform_name, live)
         computed = self.fill([job], [images])
         store = self._store(job, images)
-        taps = [tap for tap in classifier.taps if tap not in store.notes]
-        unreadable = store.unreadable(OUTPUTS)
+        # told by rank 0: another machine may see new files of a shared folder late
+        kept = self.world.told(lambda: (store.described(), store.notes, store.unreadable(OUTPUTS)))
+        return self.world.each(lambda: self._open(job, images, store, *kept, computed=computed, started=started))
+
+    def _open(
+        self,
+        job: Job,
+        images: ImageSet,
+        store: Store,
+        described: Mapping[str, Description],
+        notes: Mapping[str, str],
+        unreadable: Mapping[int, str],
+        *,
+        computed: int,
+        started: float,
+    ) -> Extracted:
+        """What the store holds after the pass."""
+        taps = [tap for tap in job.classifier.taps if tap not in notes]
         for row, why in sorted(unreadable.items()):
             if self.strict:
                 raise ValueError(f"image {images.ids[row]!r} cannot be read: {why}")
         kept = torch.tensor([row for row in range(len(images)) if row not in unreadable], dtype=torch.int64)
         if not len(kept):
             raise ValueError(f"none of the {len(images)} images of {images.name!r} can be read")
-        columns = store.columns(OUTPUTS)
+        columns = store.columns(OUTPUTS, described)
         outputs = Outputs.mapped(
             logits=columns["logits"],
             features=columns["features"],
             labels=images.labels,
-            head=classifier.head.to("cpu"),
-            taps={tap: store.columns(tap_key(tap))[tap_key(tap)] for tap in taps},
+            head=job.classifier.head.to("cpu"),
+            taps={tap: store.columns(tap_key(tap), described)[tap_key(tap)] for tap in taps},
         )
-        scores = {d.spec: store.columns(live_key(d))[live_key(d)] for d in live}
+        scores = {d.spec: store.columns(live_key(d), described)[live_key(d)] for d in job.live}
         if unreadable:
             outputs = outputs.rows(kept)
             scores = {spec: score[kept] for spec, score in scores.items()}
@@ -122,7 +141,7 @@ class Extractor:
             rows=kept,
             live=scores,
             unreadable={images.ids[row]: why for row, why in unreadable.items()},
-            gaps={tap: why for tap, why in store.notes.items() if tap in classifier.taps},
+            gaps={tap: why for tap, why in notes.items() if tap in job.classifier.taps},
             computed=computed,
             seconds=time.perf_counter() - started,
         )
@@ -138,30 +157,79 @@ class Extractor:
         Raises:
             ValueError: a model gives NaN for some images.
         """
-        targets = [self._target(job, images) for images in sets for job in jobs]
-        lacking = [target for target in targets if target.pending]
-        if lacking:
-            run_pass(lacking, Loading(self.batch_size, self.workers), self.progress)
-        for target in targets:
-            for group in target.groups:
-                if not target.store.sealed(group):
-                    target.store.seal(group)
-        return sum(target.computed for target in lacking)
+        pairs = [(job, images) for images in sets for job in jobs]
+        stores = self.world.each(lambda: [self._store(job, images) for job, images in pairs])
+        self._require_same(stores, [images.name for _, images in pairs])
+        lacking = self.world.told(
+            lambda: [self._lacking(store, job) for store, (job, _) in zip(stores, pairs, strict=True)]
+        )
+        targets = [
+            Target(job, images, store, _groups(job, notes), pending, self.dtype)
+            for (job, images), store, (notes, pending) in zip(pairs, stores, lacking, strict=True)
+        ]
+        self.world.each(lambda: self._compute(targets))
+        self.world.told(lambda: self._seal(targets))
+        return sum(target.computed for target in targets)
 
-    def _target(self, job: Job, images: ImageSet) -> Target:
-        """The store of a model on a set, and what it lacks."""
-        store = self._store(job, images)
-        groups: dict[str, str | LiveDetector] = {OUTPUTS: ""}
-        groups |= {tap_key(tap): tap for tap in job.classifier.taps if tap not in store.notes}
-        groups |= {live_key(detector): detector for detector in job.live}
+    def _lacking(self, store: Store, job: Job) -> tuple[dict[str, str], dict[int, list[str]]]:
+        """What the store cannot give with the reason, and the groups it lacks by shard number."""
+        notes = store.notes
+        groups = _groups(job, notes)
         for group in groups:
             # an earlier run was cut off: believe only what its checksums vouch for
             if not store.sealed(group):
                 store.verify(group)
         done = {group: store.done(group) for group in groups}
         lacks = {shard.number: [g for g in groups if shard.number not in done[g]] for shard in store.shards}
-        pending = {number: missing for number, missing in lacks.items() if missing}
-        return Target(job, images, store, groups, pending, self.dtype)
+        return notes, {number: missing for number, missing in lacks.items() if missing}
+
+    def _compute(self, targets: Sequence[Target]) -> None:
+        """This rank's part of the pass: every `size`-th of all pending shards, whole."""
+        work = list(dict.fromkeys((id(t.images), number) for t in targets for number in t.pending))
+        mine = set(work[self.world.rank :: self.world.size])
+        shares = [
+            Target(
+                t.job,
+                t.images,
+                t.store,
+                t.groups,
+                {n: g for n, g in t.pending.items() if (id(t.images), n) in mine},
+                t.dtype,
+            )
+            for t in targets
+        ]
+
+        def progress(done: int, total: int, name: str) -> None:
+            self.world.look()
+            self.progress(done, total, name)
+
+        shares = [share for share in shares if share.pending]
+        if shares:
+            run_pass(shares, Loading(self.batch_size, self.workers), progress)
+
+    def _seal(self, targets: Sequence[Target]) -> None:
+        for target in targets:
+            for group in target.groups:
+                if target.store.sealed(group):
+                    continue
+                torn = target.store.verify(group) if self.world.size > 1 else []
+                if torn:
+                    raise ValueError(
+                        f"{len(torn)} shards of {target.store.path} are not what their rank wrote, first {torn[:3]}; "
+                        "is the cache on a disk that all machines see alike? Run again to compute those alone"
+                    )
+                target.store.seal(group)
+
+    def _require_same(self, stores: Sequence[Store], names: Sequence[str]) -> None:
+        """All ranks must have the same models, transforms and images: the keys of their stores say so."""
+        keys = self.world.gather([store.path.name for store in stores])
+        for rank, theirs in enumerate(keys):
+            for name, expected, key in zip(names, keys[0], theirs, strict=True):
+                if key != expected:
+                    raise ValueError(
+                        f"rank {rank} has another model, transform or copy of {name!r} than rank 0; use one shared "
+                        "folder, or copies with the same path and times (rsync -a), and weights from one file"
+                    )
 
     def _store(self, job: Job, images: ImageSet) -> Store:
         identity = {
@@ -173,3 +241,10 @@ class Extractor:
         }
         key = hashlib.sha256(json.dumps([STORE_VERSION, identity], sort_keys=True).encode()).hexdigest()[:24]
         return Store(self.cache / key, len(images), identity)
+
+
+def _groups(job: Job, notes: Mapping[str, str]) -> dict[str, str | LiveDetector]:
+    """All that a job wants, by group of columns, without the taps that are known not to be there."""
+    groups: dict[str, str | LiveDetector] = {OUTPUTS: ""}
+    groups |= {tap_key(tap): tap for tap in job.classifier.taps if tap not in notes}
+    return groups | {live_key(detector): detector for detector in job.live}

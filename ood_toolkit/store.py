@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,10 @@ _MOST_SHARDS = 1 << 15
 """More rows get longer shards instead: a folder of a million journals is slow everywhere."""
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+Description = Mapping[str, Any]
+"""`group`, `shape` and `dtype` of a column."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Store:
         self.path = path
         self.rows = rows
         self.shard_rows = SHARD_ROWS << max(0, -(-rows // (SHARD_ROWS * _MOST_SHARDS)) - 1).bit_length()
-        self._declared: dict[str, dict] = {}
+        self._declared: dict[str, Description] = {}
         for folder in ("done", "notes"):
             (path / folder).mkdir(parents=True, exist_ok=True)
         wanted = {"version": STORE_VERSION, "rows": rows, "shard_rows": self.shard_rows, "identity": dict(identity)}
@@ -101,13 +106,21 @@ class Store:
         """Numbers of the shards of `group` that are whole."""
         return {int(file.stem.rpartition("-")[2]) for file in (self.path / "done").glob(f"{group}-*.json")}
 
-    def columns(self, group: str) -> dict[str, Tensor]:
-        """The columns of `group` as memory-mapped tensors. Opening reads nothing."""
+    def described(self) -> dict[str, Description]:
+        """Group, shape and dtype of every column."""
         files = sorted(file for file in self.path.glob("*.json") if file.name != "store.json")
-        described = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+        return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+    def columns(self, group: str, described: Mapping[str, Description] | None = None) -> dict[str, Tensor]:
+        """The columns of `group` as memory-mapped tensors. Opening reads nothing.
+
+        Args:
+            group: of columns.
+            described: what `described()` says, if it is known already.
+        """
         return {
             name: self._map(name, tuple(column["shape"]), _DTYPES[column["dtype"]])
-            for name, column in described.items()
+            for name, column in (self.described() if described is None else described).items()
             if column["group"] == group
         }
 
@@ -124,7 +137,9 @@ class Store:
         sums = {}
         for name, values in columns.items():
             data = _bytes(values.detach().cpu())
-            with (self.path / f"{name}.bin").open("r+b") as file:
+            # for writing alone: opened for reading too, a network file system may write whole pages, and so over
+            # the neighbouring shard of another machine
+            with os.fdopen(os.open(self.path / f"{name}.bin", os.O_WRONLY), "wb") as file:
                 file.seek(shard.start * (len(data) // len(shard.rows)))
                 file.write(data)
             sums[name] = zlib.crc32(data)
