@@ -7,18 +7,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ood_toolkit.benchmarks.suite import Part, Suite, Task
-from ood_toolkit.datasets import FolderImages
+from ood_toolkit.benchmarks.suite import Part, Suite, Task, Views
+from ood_toolkit.datasets import ImageSet
 from ood_toolkit.datasets.images import imagenet_class_index, labels_from_file, labels_from_folders
+from ood_toolkit.datasets.sources import HUB, open_images
+from ood_toolkit.outputs import UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folders:
-    """Where the images of a `folders` suite are.
+    """Where the images of a `folders` suite are: folders, or any other place that `open_images` knows.
 
     Args:
-        id: in-distribution images: one folder per class, or any folder with `labels`.
-        ood: out-of-distribution folders, by name.
+        id: in-distribution images: one folder per class, or any place with `labels`, or one that states its labels.
+        ood: out-of-distribution images, by name.
         fit: images for fitting detectors (class folders, or listed in `labels`); else a fraction of `id`.
         calibrate: images for fitting calibrators, likewise.
         labels: file of image path and class, for `id`; by default class folders.
@@ -44,8 +46,8 @@ class Folders:
                 f"an OOD set cannot be named {taken[0]!r}: that name is taken; choose another in --ood NAME=DIR"
             )
         for folder in (self.id, self.fit, self.calibrate, *self.ood.values()):
-            if folder is not None:
-                FolderImages(folder)
+            if folder is not None and HUB not in str(folder):
+                open_images(folder)
         if self.labels is not None and not self.labels.is_file():
             problem = "is no file" if self.labels.exists() else "does not exist"
             raise ValueError(f"labels file {str(self.labels)!r} {problem}")
@@ -66,13 +68,14 @@ class Folders:
         )
         tasks = [Task("misclassification", "id", test)]
         tasks += [
-            Task("anomaly", name, test, Part(name, FolderImages(path, name=name))) for name, path in self.ood.items()
+            Task("anomaly", name, test, Part(name, open_images(path, name=name))) for name, path in self.ood.items()
         ]
         tasks.append(Task("calibration", "id", test))
         caption = (
             f"In-distribution images from {self.id.name}, out-of-distribution from {', '.join(self.ood) or 'none'}."
         )
-        return Suite(name="folders", caption=caption, tasks=tasks, fit=fit, calibration=calibration)
+        views = Views(names=class_names or (() if self.labels else _folder_names(images, classes)))
+        return Suite(name="folders", caption=caption, tasks=tasks, fit=fit, calibration=calibration, views=views)
 
     def _split(self, total: int) -> tuple[Tensor, Tensor, Tensor]:
         """Disjoint row numbers for fit, calibration and test, each in ascending order."""
@@ -95,7 +98,7 @@ class Folders:
         self,
         folder: Path | None,
         name: str,
-        images: FolderImages,
+        images: ImageSet,
         rows: Tensor,
         share: float,
         index: Mapping[str, int],
@@ -107,18 +110,43 @@ class Folders:
             return None
         return Part(name, images, rows, f"{share:.0%} of ID, seed {self.seed}, never scored")
 
-    def _labelled(
-        self, root: Path, labels: Path | None, index: Mapping[str, int], classes: int, name: str
-    ) -> FolderImages:
-        found = labels_from_file(labels, root, index) if labels else labels_from_folders(root, index, classes)
+    def _labelled(self, root: Path, labels: Path | None, index: Mapping[str, int], classes: int, name: str) -> ImageSet:
+        images = open_images(root, name=name, class_index=index, classes=classes)
+        found = _labels(images, labels, index, classes)
         outside = {file: label for file, label in found.items() if not 0 <= label < classes}
         if outside:
             file, label = next(iter(outside.items()))
             raise ValueError(
                 f"{len(outside)} labels lie outside the model's {classes} classes, first {label} for {file!r}"
             )
-        return FolderImages(root, name=name, labels=found)
+        accepted: Tensor | None = getattr(images, "accepted", None)
+        if accepted is not None and int(accepted.max()) >= classes:
+            raise ValueError(f"a label of {str(root)!r} is {int(accepted.max())}, the model has {classes} classes")
+        if accepted is not None and labels is not None:
+            images.accepted = None  # pyright: ignore[reportAttributeAccessIssue]  # the file has the last word
+        images.labels = torch.tensor([found.get(image, UNKNOWN) for image in images.ids], dtype=torch.int64)
+        return images
 
     def _class_index(self, classes: int, class_names: tuple[str, ...] | None) -> dict[str, int]:
         index = {name: position for position, name in enumerate(class_names or ())}
         return {**imagenet_class_index(), **index} if classes == 1000 else index
+
+
+def _labels(images: ImageSet, labels: Path | None, index: Mapping[str, int], classes: int) -> dict[str, int]:
+    """Class by identifier: from the file, else as the place states it, else from class folders."""
+    if labels is not None:
+        return labels_from_file(labels, images, index)
+    if bool((images.labels != UNKNOWN).any()):
+        stated = zip(images.ids, images.labels.tolist(), strict=True)
+        return {image: label for image, label in stated if label != UNKNOWN}
+    return labels_from_folders(images, index, classes)
+
+
+def _folder_names(images: ImageSet, classes: int) -> list[str]:
+    """The class folders' names, by class index, "" for a class without one; [] where folders are no classes."""
+    names = [""] * classes
+    for image, label in zip(images.ids, images.labels.tolist(), strict=True):
+        if label >= 0:
+            names[label] = image.partition("/")[0]
+    known = [name for name in names if name]
+    return names if len(set(known)) == len(known) else []

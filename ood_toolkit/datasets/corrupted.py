@@ -38,12 +38,13 @@ class CorruptedImages:
         corruption: one of `CORRUPTIONS`.
         severity: 1 to 5.
         seed: of noise, flakes and angles.
+        name: how records call it; the clean set's name, corruption and severity by default.
 
     Raises:
         ValueError: unknown corruption or severity, or the package is missing.
     """
 
-    def __init__(self, images: ImageSet, corruption: str, severity: int, *, seed: int = 0) -> None:
+    def __init__(self, images: ImageSet, corruption: str, severity: int, *, seed: int = 0, name: str = "") -> None:
         known = [name for group in CORRUPTIONS.values() for name in group]
         if corruption not in known:
             raise ValueError(f"no corruption is named {corruption!r}; known: {', '.join(known)}")
@@ -54,9 +55,10 @@ class CorruptedImages:
         self.corruption = corruption
         self.severity = severity
         self.seed = seed
-        self.name = f"{images.name}/{corruption}/{severity}"
+        self.name = name or f"{images.name}/{corruption}/{severity}"
         self.ids: Sequence[str] = images.ids
         self.labels: Tensor = images.labels
+        self.accepted: Tensor | None = getattr(images, "accepted", None)
 
     def __len__(self) -> int:
         return len(self.images)

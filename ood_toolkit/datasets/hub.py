@@ -25,6 +25,7 @@ class HubImages:
         label: the column with the classes, or "" where labels are unknown. A row with several classes counts as
             unlabelled.
         class_index: label by class name, where the column's classes have names (e.g. WordNet ids) that it knows.
+        classes: of the model; a column with exactly so many classes, none of which `class_index` knows, is in order.
 
     Raises:
         ValueError: the package is missing, a column is missing, or a class name is unknown.
@@ -40,6 +41,7 @@ class HubImages:
         image: str = "image",
         label: str = "label",
         class_index: Mapping[str, int] | None = None,
+        classes: int = 0,
     ) -> None:
         self.name = name or repository.rpartition("/")[2]
         self.image = image
@@ -49,7 +51,7 @@ class HubImages:
             raise ValueError(f"{repository!r} has no column {missing[0]!r}; it has {self._rows.column_names}")
         self._key = f"{repository}\0{split}\0{revision}\0{getattr(self._rows, '_fingerprint', '')}"
         self.ids: Sequence[str] = [f"{split}/{row:08d}" for row in range(len(self._rows))]
-        self.labels = torch.tensor(self._labels(label, class_index), dtype=torch.int64)
+        self.labels = torch.tensor(self._labels(label, class_index, classes), dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -67,14 +69,16 @@ class HubImages:
         """The image in RGB."""
         return self._rows[row][self.image].convert("RGB")
 
-    def _labels(self, column: str, class_index: Mapping[str, int] | None) -> list[int]:
+    def _labels(self, column: str, class_index: Mapping[str, int] | None, classes: int) -> list[int]:
         if not column:
             return [UNKNOWN] * len(self)
         raw = [value if isinstance(value, int) else UNKNOWN for value in self._rows[column]]
         names = getattr(self._rows.features[column], "names", None)
-        if class_index is None or not names:
+        if not class_index or not names:
             return raw
         strangers = [name for name in names if name not in class_index]
+        if len(strangers) == len(names) == classes:
+            return raw
         if strangers:
             raise ValueError(f"{len(strangers)} classes of {self.name!r} are not known, first {strangers[0]!r}")
         return [class_index[names[value]] if value != UNKNOWN else UNKNOWN for value in raw]

@@ -182,14 +182,14 @@ def image_paths(root: Path) -> list[str]:
     )
 
 
-def labels_from_file(file: Path, root: Path, class_index: Mapping[str, int]) -> dict[str, int]:
+def labels_from_file(file: Path, images: ImageSet, class_index: Mapping[str, int]) -> dict[str, int]:
     """Reads class indices from a comma- or tab-separated file: image path, then class.
 
     A first line that names its columns is understood (`file` or `image` or `path`; `index`, `label` or `class`,
     `wnid`); otherwise the first two columns count. A class is an index, or a key of `class_index`.
 
     Raises:
-        ValueError: unreadable lines, names that no image under `root` has, or images without a label.
+        ValueError: unreadable lines, names that none of the images has, or images without a label.
     """
     try:
         lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
@@ -214,37 +214,41 @@ def labels_from_file(file: Path, root: Path, class_index: Mapping[str, int]) -> 
                 )
         except (IndexError, KeyError):
             raise ValueError(f"labels file {str(file)!r}, line {number}: no class in {row!r}") from None
-    _match(labels, image_paths(root), file, root)
+    _match(labels, images, file)
     return labels
 
 
-def _match(labels: Mapping[str, int], images: Sequence[str], file: Path, root: Path) -> None:
-    known = set(images)
+def _match(labels: Mapping[str, int], images: ImageSet, file: Path) -> None:
+    known = set(images.ids)
     strangers = [name for name in labels if name not in known]
     if strangers:
         raise ValueError(
-            f"labels file {str(file)!r} names {len(strangers)} images that are not under {str(root)!r}, "
+            f"labels file {str(file)!r} names {len(strangers)} images that are not in {_place(images)!r}, "
             f"first {strangers[:3]}"
         )
-    bare = [name for name in images if name not in labels]
+    bare = [name for name in images.ids if name not in labels]
     if bare:
         raise ValueError(f"labels file {str(file)!r} gives no label for {len(bare)} images, first {bare[:3]}")
 
 
-def labels_from_folders(root: Path, class_index: Mapping[str, int], classes: int) -> dict[str, int]:
+def _place(images: ImageSet) -> str:
+    """Where the images lie, for messages."""
+    return str(getattr(images, "root", "") or getattr(images, "path", "") or images.name)
+
+
+def labels_from_folders(images: ImageSet, class_index: Mapping[str, int], classes: int) -> dict[str, int]:
     """Class indices from the top folder of each image: `class_index` knows its name, or folders stand for all classes.
 
     Raises:
         ValueError: images outside class folders, or folders that are no class of the model.
     """
-    images = image_paths(root)
-    loose = [name for name in images if "/" not in name]
+    loose = [name for name in images.ids if "/" not in name]
     if loose:
         raise ValueError(
-            f"{len(loose)} images lie in {str(root)!r} itself, not in class folders (first {loose[0]!r}); "
+            f"{len(loose)} images lie in {_place(images)!r} itself, not in class folders (first {loose[0]!r}); "
             "sort them into one folder per class, or give a labels file"
         )
-    folders = sorted({name.partition("/")[0] for name in images})
+    folders = sorted({name.partition("/")[0] for name in images.ids})
     if all(folder in class_index for folder in folders):
         index = {folder: class_index[folder] for folder in folders}
     elif len(folders) == classes:
@@ -252,11 +256,11 @@ def labels_from_folders(root: Path, class_index: Mapping[str, int], classes: int
     else:
         strangers = [folder for folder in folders if folder not in class_index]
         raise ValueError(
-            f"{len(strangers)} of {len(folders)} folders in {str(root)!r} name no class of the model "
+            f"{len(strangers)} of {len(folders)} folders in {_place(images)!r} name no class of the model "
             f"(first {strangers[0]!r}), and {len(folders)} folders do not stand for its {classes} classes in order; "
             "name them by class or WordNet id, or give a labels file"
         )
-    return {name: index[name.partition("/")[0]] for name in images}
+    return {name: index[name.partition("/")[0]] for name in images.ids}
 
 
 def imagenet_class_index() -> dict[str, int]:

@@ -64,17 +64,17 @@ def test_arrays_have_a_fingerprint_of_their_pixels():
 
 
 def test_class_folders_are_found_by_name_or_stand_for_all_classes_in_order(tree: Path):
-    named = labels_from_folders(tree, {"cat": 7, "dog": 3}, classes=10)
+    named = labels_from_folders(FolderImages(tree), {"cat": 7, "dog": 3}, classes=10)
     assert named == {"cat/a ü.png": 7, "cat/b.JPEG": 7, "dog/x.jpg": 3}
-    assert labels_from_folders(tree, {}, classes=2) == {"cat/a ü.png": 0, "cat/b.JPEG": 0, "dog/x.jpg": 1}
+    assert labels_from_folders(FolderImages(tree), {}, classes=2) == {"cat/a ü.png": 0, "cat/b.JPEG": 0, "dog/x.jpg": 1}
 
 
 def test_folders_that_are_no_class_are_named(tree: Path):
     with pytest.raises(ValueError, match=r"1 of 2 folders .* name no class of the model \(first 'dog'\)"):
-        labels_from_folders(tree, {"cat": 0}, classes=10)
+        labels_from_folders(FolderImages(tree), {"cat": 0}, classes=10)
     (tree / "loose.png").write_bytes((tree / "cat/b.JPEG").read_bytes())
     with pytest.raises(ValueError, match=r"1 images lie in .* itself.*first 'loose.png'"):
-        labels_from_folders(tree, {"cat": 0, "dog": 1}, classes=2)
+        labels_from_folders(FolderImages(tree), {"cat": 0, "dog": 1}, classes=2)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,17 @@ def test_folders_that_are_no_class_are_named(tree: Path):
 def test_a_labels_file_may_be_comma_or_tab_separated_with_or_without_a_head(tree: Path, text: str):
     file = tree.parent / "labels"
     file.write_text(text, encoding="utf-8")
-    assert labels_from_file(file, tree, {"cat": 0, "dog": 1}) == {"cat/a ü.png": 0, "cat/b.JPEG": 1, "dog/x.jpg": 2}
+    assert labels_from_file(file, FolderImages(tree), {"cat": 0, "dog": 1}) == {
+        "cat/a ü.png": 0,
+        "cat/b.JPEG": 1,
+        "dog/x.jpg": 2,
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cat/a ü.png,0\ncat/b.JPEG,0\ndog/x.jpg,1\nbird/z.png,2\n", r"names 1 images that are not under .*bird/z.png"),
+        ("cat/a ü.png,0\ncat/b.JPEG,0\ndog/x.jpg,1\nbird/z.png,2\n", r"names 1 images that are not in .*bird/z.png"),
         ("cat/a ü.png,0\ncat/b.JPEG,0\n", r"gives no label for 1 images, first \['dog/x.jpg'\]"),
         ("cat/a ü.png,horse\n", "line 1: no class in"),
         ("cat/a ü.png\n", "line 1: no class in"),
@@ -105,7 +109,7 @@ def test_a_labels_file_that_does_not_match_says_how(tree: Path, text: str, messa
     file = tree.parent / "labels"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        labels_from_file(file, tree, {"cat": 0})
+        labels_from_file(file, FolderImages(tree), {"cat": 0})
 
 
 def test_the_imagenet_classes_are_sorted_by_wordnet_id():
@@ -137,7 +141,7 @@ def test_floating_point_pixels_are_refused(tmp_path: Path):
 def test_a_labels_file_of_a_spreadsheet_is_read_and_contradictions_are_not(tree: Path):
     file = tree.parent / "labels"
     file.write_text("﻿file,label\ncat/a ü.png,0\ncat/b.JPEG,0\ndog/x.jpg,1\n", encoding="utf-8")
-    assert labels_from_file(file, tree, {})["dog/x.jpg"] == 1
+    assert labels_from_file(file, FolderImages(tree), {})["dog/x.jpg"] == 1
     file.write_text("cat/a ü.png,0\ncat/a ü.png,1\ncat/b.JPEG,0\ndog/x.jpg,1\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"line 2: 'cat/a ü.png' already has class 0"):
-        labels_from_file(file, tree, {})
+        labels_from_file(file, FolderImages(tree), {})
