@@ -38,15 +38,15 @@ class PeerLost(RuntimeError):
 
 
 class FailedElsewhere(RuntimeError):
-    """Another rank failed, so that this one need not finish its share."""
+    """What this rank did is in vain, because another failed; rank 0 raises the error itself."""
 
 
 @dataclass
 class _Link:
     """The connections of a joined process."""
 
-    store: "dist.Store"
-    nccl: "dist.ProcessGroup | None" = None
+    store: Any
+    nccl: Any = None
     calls: int = 0
     looked: float = field(default_factory=time.monotonic)
 
@@ -88,9 +88,11 @@ class World:
         return values
 
     def told(self, make: Callable[[], T] | None = None) -> T:
-        """What `make` gives on rank 0. Its error there is raised everywhere; other ranks need not have a `make`.
+        """What `make` gives on rank 0; other ranks need not have a `make`. The value travels pickled.
 
-        The value travels pickled, so it should be small.
+        Raises:
+            Exception: on rank 0, what `make` raised.
+            FailedElsewhere: on the other ranks then.
         """
         if self._link is None:
             assert make is not None
@@ -102,18 +104,26 @@ class World:
             try:
                 message = [(make(), None)]
             except Exception as error:
-                mine, message = error, [(None, _portable(error))]
+                mine, message = error, [(None, str(error) or type(error).__name__)]
         with _noticing_death():
             dist.broadcast_object_list(message, src=0)
-        value, error = message[0]
-        if error is not None:
-            raise mine or error
+        value, failure = message[0]
+        if failure is not None:
+            raise mine or FailedElsewhere(failure)
         return value
+
+    def first(self, do: Callable[[], T]) -> T:
+        """`each`, with rank 0 before the others: what it downloads, they find."""
+        found: list[T] = []
+        self.told(lambda: found.append(do()))
+        return self.each(lambda: found[0] if self.main else do())
 
     def each(self, do: Callable[[], T]) -> T:
         """Runs `do` on every rank and gives this rank's result once all are done.
 
-        If it failed anywhere, every rank raises the error of the lowest rank that failed by itself.
+        Raises:
+            Exception: on rank 0, the error of the lowest rank where `do` failed.
+            FailedElsewhere: on the other ranks then, since rank 0 speaks for all.
         """
         if self._link is None:
             return do()
@@ -127,12 +137,12 @@ class World:
             mine = error
             with _noticing_death():
                 self._link.store.set(f"failed/{self._link.calls}", str(self.rank))
-        errors = self.gather(None if mine is None else _portable(mine))
-        failed = [rank for rank, error in enumerate(errors) if error and not isinstance(error, FailedElsewhere)]
+        errors = self.gather(None if mine is None else _portable(mine, self.rank))
+        failed = [error for error in errors if error and not isinstance(error, FailedElsewhere)]
+        if failed and not self.main:
+            raise FailedElsewhere(str(failed[0])) from mine
         if failed:
-            first = errors[failed[0]]
-            assert first is not None
-            raise (mine if mine is not None and failed[0] == self.rank else first)
+            raise (mine if mine and errors[0] is failed[0] else failed[0])
         return value  # pyright: ignore[reportReturnType]  # no error, so `do` has returned
 
     def look(self) -> None:
@@ -225,10 +235,10 @@ def joined(*, cuda: bool = True) -> Iterator[World]:
 
 
 def own_device(world: World, device: str) -> str:
-    """The device of this rank where `device` leaves the choice: its own GPU for "auto" and "cuda"."""
-    if world.has_nccl and device in ("auto", "cuda"):
-        return f"cuda:{world.local_rank}"
-    return device
+    """The device of this rank: where "cuda" leaves the choice of a GPU, the one of its local number."""
+    if device != "cuda" or world.size == 1:
+        return device
+    return f"cuda:{world.local_rank % torch.cuda.device_count()}"
 
 
 class Sums(Protocol):
@@ -301,13 +311,11 @@ def _end(signum: int, frame: object) -> None:
     raise PeerLost(f"the launcher ended this run, most likely because another rank died; {_GO_ON}")
 
 
-def _portable(error: Exception) -> Exception:
-    """The error as one that every rank can unpickle: its kind where that matters to the caller, its text otherwise."""
+def _portable(error: Exception, rank: int) -> Exception:
+    """The error as one that rank 0 can unpickle and raise: wrong input stays wrong input."""
     text = str(error)
     if isinstance(error, FailedElsewhere):
         return FailedElsewhere(text)
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError | OSError):
         return ValueError(text)
-    if isinstance(error, OSError):
-        return OSError(text)
-    return RuntimeError(f"{type(error).__name__}: {text}")
+    return RuntimeError(f"rank {rank}: {type(error).__name__}: {text}")
