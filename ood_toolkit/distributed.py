@@ -209,15 +209,12 @@ def joined(*, cuda: bool = True) -> Iterator[World]:
 
     _use_threads(local_size)
     store, _, _ = next(rendezvous("env://", rank, size, timeout=_PATIENCE))
-    dist.init_process_group(
-        "gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=size, timeout=_PATIENCE
-    )
-    link = _Link(dist.PrefixStore("ood", store))
+    named = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=named("gloo", store), rank=rank, world_size=size, timeout=_PATIENCE)
+    link = _Link(named("ood", store))
     world = World(rank, size, local_rank, local_size, link)
-    own_gpu = (
-        cuda and torch.cuda.is_available() and local_size <= torch.cuda.device_count() and dist.is_nccl_available()
-    )
-    if all(world.gather(own_gpu)):
+    has_gpu = cuda and dist.is_nccl_available() and local_size <= torch.cuda.device_count()
+    if all(world.gather(has_gpu)):
         torch.cuda.set_device(local_rank)
         link.nccl = dist.new_group(backend="nccl")
     before = signal.signal(signal.SIGTERM, _end)
