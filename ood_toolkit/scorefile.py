@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-Kind = Literal["score", "confidence", "correct", "label", "prediction"]
+Kind = Literal["score", "confidence", "correct", "correct5", "label", "prediction"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Column:
 
     Args:
         kind: "score" (higher = more OOD, or more likely wrong), "confidence" (probability of the predicted class),
-            "correct" (0 or 1), "label" or "prediction" (class indices).
+            "correct" (0 or 1), "correct5" (0 or 1: the label is among the five most likely), "label" or
+            "prediction" (class indices).
         model: model spec, or the ensemble's name; "" for labels.
         method: detector spec for scores, calibrator or ensemble spec for confidence; "" otherwise.
         part: which images: a key of `ScoreFile.ids`.

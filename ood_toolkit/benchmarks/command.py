@@ -25,6 +25,7 @@ from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import Method, parse_calibrators, parse_detectors
 from ood_toolkit.benchmarks.openood import near_far
 from ood_toolkit.benchmarks.results import RunFolder, require_writable
+from ood_toolkit.benchmarks.robustness import ROBUSTNESS_FILE, as_json, robustness
 from ood_toolkit.benchmarks.runner import Runner, Settings
 from ood_toolkit.benchmarks.suite import Part, Suite
 from ood_toolkit.calibrators import EnsemblePool
@@ -33,6 +34,7 @@ from ood_toolkit.datasets.locate import data_root
 from ood_toolkit.extract import Extractor, Progress, silent
 from ood_toolkit.models import LoadedClassifier
 from ood_toolkit.registry import build_ensemble, ensemble_classes, split_specs
+from ood_toolkit.store import replace_text
 
 SUITES = ("digits", "folders", *imagenet_suites())
 _DIGITS_MEMBERS = 3
@@ -81,7 +83,8 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
             {"kind": task.kind, "dataset": task.dataset, "id": task.id.name, "ood": task.ood.name if task.ood else ""}
             for task in suite.tasks
         ],
-        "class_names": list(models[0].class_names or ()),
+        "class_names": list(models[0].class_names or (suite.views.names if suite.views else ())),
+        "masks": {task.mask.description: task.mask.classes.tolist() for task in suite.tasks if task.mask},
         "papers": {
             method.spec: method.paper
             for method in (*(m.detector for m in methods), *calibrators, *pools)
@@ -107,6 +110,9 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
         say(hint)
     with folder.stage("total"):
         Runner(suite, settings, folder).run()
+    views = robustness(suite, folder.scores, [m.spec for m in models], level=0.95 if choices.resamples else None)
+    if views:
+        replace_text(folder.path / ROBUSTNESS_FILE, as_json(views))
     if name not in ("digits", "folders"):
         _compare(folder, models, say)
     return folder

@@ -8,10 +8,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ood_toolkit.benchmarks.suite import Part
+from ood_toolkit.benchmarks.suite import ClassMask, Part, Views
 from ood_toolkit.datasets import FolderImages, ImageSet, SubsetImages
 from ood_toolkit.datasets.catalogue import entry
-from ood_toolkit.datasets.classes import class_list
+from ood_toolkit.datasets.classes import class_list, imagenet_names
 from ood_toolkit.datasets.images import IMAGE_SUFFIXES
 from ood_toolkit.datasets.locate import find, open_set
 
@@ -74,6 +74,11 @@ class Learned:
     fit: Part | None
     calibration: Part | None
     withheld: Tensor
+
+
+def imagenet_views(clean: str = "", mask: ClassMask | None = None) -> Views:
+    """Robustness views of a suite whose models know the 1000 ImageNet classes."""
+    return Views(clean, mask, imagenet_names(), tuple(class_list("imagenet1k")))
 
 
 def validation(root: Path, classes: Collection[int]) -> Validation | None:

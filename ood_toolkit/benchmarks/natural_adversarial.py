@@ -11,7 +11,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ood_toolkit.benchmarks.imagenet import CLASSES, STAND_IN, Learned, Learning, Validation, learned, validation
+from ood_toolkit.benchmarks.imagenet import (
+    CLASSES,
+    STAND_IN,
+    Learned,
+    Learning,
+    Validation,
+    imagenet_views,
+    learned,
+    validation,
+)
 from ood_toolkit.benchmarks.suite import ClassMask, Part, Suite, Task
 from ood_toolkit.datasets import ImageSet, JoinedImages
 from ood_toolkit.datasets.catalogue import entry
@@ -80,6 +89,7 @@ def natural_adversarial_suite(
         calibration=parts.calibration,
         protocol=f"{protocol}{_suffix(known, deviations)}",
         notes=[fault for images in sets for fault in entry(images.name).faults],
+        views=None if scored == ("imagenet-o",) else imagenet_views("imagenet-a-clean", class_mask("imagenet-a")),
     )
 
 

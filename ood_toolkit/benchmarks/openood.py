@@ -7,7 +7,15 @@ from statistics import fmean
 
 import torch
 
-from ood_toolkit.benchmarks.imagenet import CLASSES, Learning, Validation, held_out, learned, validation
+from ood_toolkit.benchmarks.imagenet import (
+    CLASSES,
+    Learning,
+    Validation,
+    held_out,
+    imagenet_views,
+    learned,
+    validation,
+)
 from ood_toolkit.benchmarks.suite import Part, Suite, Task
 from ood_toolkit.datasets import ImageSet, SubsetImages
 from ood_toolkit.datasets.catalogue import entry
@@ -69,6 +77,7 @@ def openood_suite(root: Path, *, learning: Learning | None = None) -> Suite:
         calibration=calibration,
         protocol=f"{_LEADERBOARD}-like" if deviations else _LEADERBOARD,
         notes=[f"{name}: {fault}" for name in there for fault in entry(name).faults],
+        views=imagenet_views(),
     )
 
 

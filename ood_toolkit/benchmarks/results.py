@@ -35,7 +35,7 @@ class RunFolder:
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path = path
         require_writable(path, "--out")
-        for stale in ("records.jsonl", "scores.safetensors", "table.md", "table.csv", "table.tex"):
+        for stale in ("records.jsonl", "scores.safetensors", "robustness.json", "table.md", "table.csv", "table.tex"):
             # an earlier run's numbers must not stand beside this run's facts
             (path / stale).unlink(missing_ok=True)
         self.records: list[Record] = []

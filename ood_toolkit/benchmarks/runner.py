@@ -11,6 +11,7 @@ from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS, Method, scores_log_probabilities
 from ood_toolkit.benchmarks.recording import Recorder, Row
 from ood_toolkit.benchmarks.results import RunFolder
+from ood_toolkit.benchmarks.robustness import keep_answers
 from ood_toolkit.benchmarks.suite import ClassMask, Suite
 from ood_toolkit.benchmarks.tuning import tune
 from ood_toolkit.calibrators import Calibrator, EnsemblePool
@@ -79,6 +80,7 @@ class Runner:
         for model in self.settings.models:
             parts, live = self._see(model)
             members.append(parts)
+            keep_answers(self.folder.scores, self.suite, model.spec, parts)
             for mask in self._masks():
                 view = _masked(parts, mask)
                 self._calibrate(model, view, mask)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from ood_toolkit.benchmarks.imagenet import CLASSES, STAND_IN, Learning, learned, validation
+from ood_toolkit.benchmarks.imagenet import CLASSES, STAND_IN, Learning, imagenet_views, learned, validation
 from ood_toolkit.benchmarks.suite import ClassMask, Part, Suite, Task
 from ood_toolkit.datasets.catalogue import CatalogueEntry, catalogue, entry
 from ood_toolkit.datasets.classes import class_list
@@ -59,6 +59,7 @@ def shift_suite(name: str, root: Path, *, masked: bool = True, learning: Learnin
         calibration=calibration,
         protocol="masked" if mask else "full-1000way",
         notes=known.faults,
+        views=imagenet_views("imagenet-1k", _mask(known)),
     )
 
 

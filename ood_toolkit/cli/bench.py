@@ -179,12 +179,17 @@ def bench(
 
 def _show(folder: "RunFolder", *, intervals: bool, as_json: bool) -> None:
     """Writes the tables into the run folder and prints them."""
-    from ood_toolkit.reporting.tables import TableOptions, print_terminal, render
+    from ood_toolkit.reporting.formats import terminal
+    from ood_toolkit.reporting.robustness import run_tables
+    from ood_toolkit.reporting.tables import TableOptions, render, tables
 
     files = {"table.md": "markdown", "table.csv": "csv", "table.tex": "latex"}
     folder.finish({name: render(folder.records, format=style) for name, style in files.items()})
     if as_json:
         typer.echo((folder.path / "records.jsonl").read_text(encoding="utf-8"), nl=False)
     else:
-        print_terminal(folder.records, options=TableOptions(intervals="brackets" if intervals else "none"))
+        options = TableOptions(intervals="brackets" if intervals else "none")
+        terminal.show(
+            [*tables(folder.records, options=options), *run_tables([folder.path], "robustness", options=options)]
+        )
     typer.echo(f"results are in {folder.path}", err=True)

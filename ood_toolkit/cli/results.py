@@ -17,7 +17,7 @@ def table(
     format_: Annotated[
         str, typer.Option("--format", help="text, latex, markdown, csv, html or typst; aligned text by default.")
     ] = "",
-    what: Annotated[str, typer.Option(help="detectors, calibrators or all.")] = "all",
+    what: Annotated[str, typer.Option(help="detectors, calibrators, robustness, classes or all.")] = "all",
     metrics: Annotated[str, typer.Option(help="Comma-separated metric keys, in the columns' order.")] = "",
     datasets: Annotated[str, typer.Option(help="Comma-separated data sets.")] = "",
     methods: Annotated[str, typer.Option(help="Comma-separated specs or patterns such as knn*.")] = "",
@@ -36,8 +36,10 @@ def table(
 ) -> None:
     """Renders the tables of runs, merged where their settings agree."""
     from ood_toolkit.registry import split_specs
+    from ood_toolkit.reporting.formats import terminal
+    from ood_toolkit.reporting.robustness import run_tables
     from ood_toolkit.reporting.runs import Run, merged_records
-    from ood_toolkit.reporting.tables import TableOptions, print_terminal, render
+    from ood_toolkit.reporting.tables import TableOptions, render_tables, require_format, tables
 
     tied: frozenset[tuple[str, str, str, str, str]] = frozenset()
     if significance:
@@ -57,13 +59,17 @@ def table(
         allow=tuple(split_specs(allow)),
         tied=tied,
     )
+    require_format(format_ or "text")
     records = merged_records(runs)
-    chosen = what  # pyright: ignore
+    of_views = what in ("robustness", "classes")
+    found = [] if of_views else tables(records, what=what, options=options)  # pyright: ignore[reportArgumentType]  # checked there
+    if of_views or (what == "all" and not (options.metrics or options.methods)):
+        found += run_tables(runs, "robustness" if what == "all" else what, options=options, needed=of_views)
     if format_:
-        text = render(records, format=format_, what=chosen, options=options, siunitx=siunitx, standalone=standalone)  # pyright: ignore
+        text = render_tables(found, format=format_, siunitx=siunitx, standalone=standalone)
         typer.echo(text, nl=not text.endswith("\n"))
     else:
-        print_terminal(records, what=chosen, options=options)  # pyright: ignore
+        terminal.show(found)
 
 
 @results.command()

@@ -158,7 +158,7 @@ def share_interval(hits: int, total: int, *, level: float = 0.95) -> Interval:
 
 
 def drop_interval(clean: Interval, adversarial: Interval) -> Interval:
-    """clean − adversarial of two independent shares with Newcombe's interval, made from theirs.
+    """The drop, clean − adversarial, of two independent shares with Newcombe's interval, made from theirs.
 
     Like `share_interval` it holds at 0 and 1, where a standard error is 0.
 

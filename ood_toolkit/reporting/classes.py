@@ -70,7 +70,8 @@ def _labels(run: Run, found: Confidences, names: Sequence[str]) -> list[str] | N
     for mask in (found.record.mask, ""):
         values = run.scores.columns.get(Column("label", "", "", found.part, mask))
         if values is not None:
-            return [_name(int(label), names) for label in values.tolist()]
+            kept = _names_under(run, mask, names)
+            return [_name(int(label), kept) for label in values.tolist()]
     folders = [identifier.rpartition("/")[0] for identifier in run.scores.ids[found.part]]
     return folders if all(folders) and len(set(folders)) > 1 else None
 
@@ -84,10 +85,19 @@ def _swallowed(run: Run, model: str, mask: str, names: Sequence[str]) -> dict[st
         if values is None:
             continue
         calls[part] = {}
+        kept = _names_under(run, mask, names)
         for label in values.tolist():
-            name = _name(int(label), names)
+            name = _name(int(label), kept)
             calls[part][name] = calls[part].get(name, 0) + 1
     return calls
+
+
+def _names_under(run: Run, mask: str, names: Sequence[str]) -> Sequence[str]:
+    """The names of the classes that a mask keeps, in its order: labels and predictions under it count from 0."""
+    if not mask:
+        return names
+    kept = run.facts.get("masks", {}).get(mask, ())
+    return [names[index] for index in kept if index < len(names)]
 
 
 def _name(label: int, names: Sequence[str]) -> str:

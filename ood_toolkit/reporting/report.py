@@ -19,6 +19,7 @@ from ood_toolkit.reporting.merging import method_of
 from ood_toolkit.reporting.options import DEFAULTS, MAIN_METRICS, TableOptions
 from ood_toolkit.reporting.page import Section, page, plain_table, scrolling
 from ood_toolkit.reporting.plots.style import Picture
+from ood_toolkit.reporting.robustness import read_views, robustness_tables
 from ood_toolkit.reporting.runs import Run
 from ood_toolkit.reporting.tables import tables
 
@@ -58,6 +59,7 @@ def report(
     sections = [
         Section("summary", "In short", _summary(run)),
         Section("tables", "Tables", _tables(run, options)),
+        Section("robustness", "Robustness", _robustness(run)),
         Section("figures", "Figures", _figures(pictures, left_out)),
         Section("classes", "Class by class", _classes(run)),
         Section("glossary", "What the numbers mean", _glossary(run)),
@@ -116,6 +118,12 @@ def _tables(run: Run, options: TableOptions) -> str:
         '<p class="soft">With JavaScript, a click on a column head sorts by it; a third click restores the order.</p>'
     )
     return hint + "".join(plain) + more
+
+
+def _robustness(run: Run) -> str:
+    views = read_views(run.path)
+    wide = replace(DEFAULTS, intervals="brackets", label="views")
+    return "".join(_framed(table) for table in robustness_tables(views, options=wide))
 
 
 def _framed(table: Table) -> str:
@@ -227,7 +235,7 @@ def _listing(value: Any) -> str:
 def _environment(run: Run) -> str:
     facts = run.facts
     known = {"parts", "models", "detectors", "calibrators", "left_out", "unreadable", "stages", "command", "caption"}
-    known |= {"papers", "class_names", "tasks", "choices"}
+    known |= {"papers", "class_names", "masks", "tasks", "choices"}
     rows = [[escape(key), escape(_plain(value))] for key, value in facts.items() if key not in known]
     made = plain_table(("Fact", "Value"), rows, "Environment") if rows else ""
     stages = {key: float(value) for key, value in facts.get("stages", {}).items()}

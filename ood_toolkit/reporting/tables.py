@@ -31,9 +31,20 @@ def render(
         siunitx: LaTeX only: align numbers with siunitx' S columns.
         standalone: LaTeX only: a whole document instead of table environments.
     """
+    require_format(format)
+    found = tables(records, what=what, options=options)
+    return render_tables(found, format=format, siunitx=siunitx, standalone=standalone)
+
+
+def require_format(format: str) -> None:
+    """Raises ValueError for a format that there is not, naming those there are."""
     if format not in FORMATS:
         raise ValueError(f"no format is named {format!r}; known: {', '.join(FORMATS)}")
-    found = tables(records, what=what, options=options)
+
+
+def render_tables(found: Sequence[Table], *, format: str, siunitx: bool = False, standalone: bool = False) -> str:
+    """Finished tables as text; see `render`."""
+    require_format(format)
     if not (siunitx or standalone):
         return FORMATS[format](found)
     if format != "latex":

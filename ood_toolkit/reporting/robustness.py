@@ -1,0 +1,261 @@
+"""Tables of the robustness views of a run: accuracy in every view, the drop, wrong answers, and the transfer matrix."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ood_toolkit.reporting.grid import Cell, Header, Table
+from ood_toolkit.reporting.options import DEFAULTS, TableOptions
+
+FILE = "robustness.json"
+_SURE = "0.9"
+"""The confidence from which on a wrong answer is shown as sure."""
+
+Views = Mapping[str, Any]
+
+
+def read_views(run: Path) -> Views:
+    """The views of a run folder, {} where it has none.
+
+    Raises:
+        ValueError: the file is not JSON.
+    """
+    file = run / FILE
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{str(file)!r} is not JSON ({error})") from error
+
+
+def robustness_tables(views: Views, *, options: TableOptions = DEFAULTS) -> list[Table]:
+    """One table of accuracies, drops and wrong answers, then a transfer matrix for every set and view.
+
+    Args:
+        views: of one run, from `read_views`.
+        options: of which `models`, `datasets`, `precision`, `scale`, `intervals` and `label` count here.
+    """
+    if not views:
+        return []
+    chosen = [row for row in views["accuracy"] if _chosen(row, options)]
+    made = [_accuracies(views, chosen, options)] if chosen else []
+    several = len(_masks(views)) > 1
+    kept = [entry for entry in views["transfer"] if not options.datasets or entry["dataset"] in options.datasets]
+    return made + [_transfer(entry, several, options) for entry in kept]
+
+
+def class_accuracies(views: Views, *, options: TableOptions = DEFAULTS) -> list[Table]:
+    """For every model and set, one row per class, the least accurate first.
+
+    Args:
+        views: of one run, from `read_views`.
+        options: see `robustness_tables`.
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in views.get("classes", ()):
+        if _chosen(row, options):
+            groups.setdefault((row["model"], row["dataset"]), []).append(row)
+    return [_classes(model, dataset, rows, options) for (model, dataset), rows in groups.items()]
+
+
+def run_tables(
+    runs: Sequence[Path], what: str, *, options: TableOptions = DEFAULTS, needed: bool = False
+) -> list[Table]:
+    """The tables of several run folders, one run after the other, under the runs' names where there are several.
+
+    Args:
+        runs: run folders, or files of records, which have none.
+        what: "robustness" or "classes".
+        options: see `robustness_tables`.
+        needed: raise where there is nothing to show.
+
+    Raises:
+        ValueError: nothing is left to show, and it is needed.
+    """
+    make = {"robustness": robustness_tables, "classes": class_accuracies}[what]
+    found = [
+        replace(table, title=f"{table.title} ({run.resolve().name})") if len(runs) > 1 else table
+        for run in runs
+        for table in make(read_views(run), options=options)
+    ]
+    if needed and not found:
+        names = ", ".join(map(str, runs))
+        raise ValueError(f"there is no {what} to show: {names} has no {FILE}, or nothing in it was chosen")
+    return found
+
+
+def human_line(views: Views) -> str:
+    """The human landmark in one sentence, or ""."""
+    human = views.get("human")
+    if not human:
+        return ""
+    return f"{human['dataset']}: {human['about']} (source: {human['source']})"
+
+
+def _accuracies(views: Views, rows: Sequence[Mapping[str, Any]], options: TableOptions) -> Table:
+    masks = _masks(views)
+    places = list(dict.fromkeys((row["model"], row["dataset"]) for row in rows))
+    accuracy = {(row["model"], row["dataset"], row["mask"]): row for row in views["accuracy"]}
+    wrong = {(row["model"], row["dataset"], row["mask"]): row for row in views["wrong_confidence"]}
+    drops = {(row["model"], row["adversarial"], row["mask"]): row for row in views["drop"]}
+    first = masks[0]
+    cells = []
+    for model, dataset in places:
+        line = [
+            _cell(accuracy[model, dataset, mask][key], "accuracy", options)
+            for mask in masks
+            for key in ("top1", "top5")
+        ]
+        rest = f"{dataset} without {_clean(views)}"
+        drop = drops.get((model, dataset, first)) or drops.get((model, rest, first), {"drop": None})
+        about = wrong[model, dataset, first]
+        marks = ("a",) if (model, rest, first) in drops else ()
+        line.append(replace(_cell(drop["drop"], "accuracy", options), marks=marks))
+        line.append(_cell(about.get("mean"), "accuracy", options))
+        line.append(_cell(about.get("at_least", {}).get(_SURE), "accuracy", options))
+        cells.append(tuple(line))
+    columns = [
+        Header(label=label, group=_view(mask, len(masks) > 1), arrow="↑", about=_ABOUT[label])
+        for mask in masks
+        for label in ("Acc@1", "Acc@5")
+    ]
+    named = f", {_view(first, True)}" if len(masks) > 1 else ""
+    columns += [
+        Header(label="drop", group=f"Loss from {_clean(views) or 'clean'}{named}", arrow="↓", about=_ABOUT["drop"]),
+        Header(label="mean", group=f"Confidence when wrong{named}", arrow="↓", about=_ABOUT["mean"]),
+        Header(label=f"≥ {_SURE}", group=f"Confidence when wrong{named}", arrow="↓", about=_ABOUT["sure"]),
+    ]
+    several = len({model for model, _ in places}) > 1
+    counts = {row["dataset"]: row["images"] for row in rows if row["mask"] == first}
+    caption = ["Robustness: " + ", ".join(f"{count} images of {name}" for name, count in counts.items())]
+    caption += [] if several else [f"Model {places[0][0]}"]
+    caption += (
+        [human_line(views)] if any(dataset == (views["human"] or {}).get("dataset") for _, dataset in places) else []
+    )
+    return Table(
+        name="robustness",
+        title="Robustness",
+        stub="Set",
+        rows=tuple(Header(label=dataset, group=model if several else "") for model, dataset in places),
+        columns=tuple(columns),
+        cells=tuple(cells),
+        caption=tuple(caption),
+        conventions=_conventions(views, options),
+        notes=(("a", f"of its images that are not {_clean(views)}'s"),)
+        if any(c.marks for row in cells for c in row)
+        else (),
+        label=f"{options.label}:robustness",
+        intervals=options.intervals != "none",
+    )
+
+
+def _transfer(entry: Mapping[str, Any], several_views: bool, options: TableOptions) -> Table:
+    kept = [i for i, model in enumerate(entry["models"]) if not options.models or model in options.models]
+    view = f", {_view(entry['mask'], True)}" if several_views else ""
+    rows = [Header(label=f"{entry['models'][a]} ({entry['wrong'][a]} wrong)") for a in kept]
+    cells = [tuple(_cell(entry["shares"][a][b], "accuracy", options) for b in kept) for a in kept]
+    rows.append(Header(label=f"all {entry['images']} images"))
+    cells.append(tuple(_cell(entry["error_rates"][b], "accuracy", options) for b in kept))
+    return Table(
+        name="transfer",
+        title=f"Transfer of errors on {entry['dataset']}{view}",
+        stub="Of the images that this model gets wrong",
+        rows=tuple(rows),
+        columns=tuple(Header(label=entry["models"][b], group="the share that this one gets wrong") for b in kept),
+        cells=tuple(cells),
+        caption=(
+            f"Transfer of errors on {entry['dataset']}{view}: of the images that the row's model gets wrong, the share "
+            "that the column's model gets wrong",
+            "The last row is the share over all images, which independent errors would give",
+        ),
+        label=f"{options.label}:transfer:{entry['dataset']}:{entry['mask']}",
+        intervals=options.intervals != "none",
+    )
+
+
+def _classes(model: str, dataset: str, rows: Sequence[Mapping[str, Any]], options: TableOptions) -> Table:
+    ordered = sorted(rows, key=lambda row: (row["top1"]["value"], -row["images"], row["class"]))
+    cells = tuple(
+        (
+            Cell(text=str(row["images"]), value=row["images"]),
+            _cell(row["top1"], "accuracy", options),
+            _cell(row["top5"], "accuracy", options),
+            Cell(text=options.number(row["confidence"], "accuracy"), value=row["confidence"]),
+        )
+        for row in ordered
+    )
+    return Table(
+        name="classes",
+        title=f"Classes of {dataset}, {model}",
+        stub="Class",
+        rows=tuple(Header(label=_class_name(row)) for row in ordered),
+        columns=(
+            Header(label="images"),
+            Header(label="Acc@1", arrow="↑", about=_ABOUT["Acc@1"]),
+            Header(label="Acc@5", arrow="↑", about=_ABOUT["Acc@5"]),
+            Header(label="confidence", about="Mean confidence of the plain softmax."),
+        ),
+        cells=cells,
+        caption=(f"Classes of {dataset} with {model}, the least accurate first",),
+        label=f"{options.label}:classes:{dataset}:{model}",
+        intervals=options.intervals != "none",
+    )
+
+
+_ABOUT = {
+    "Acc@1": "Share of right predictions.",
+    "Acc@5": "Share of images whose class is among the five most likely.",
+    "drop": "Clean minus this set's Acc@1; smaller is better at the same clean accuracy.",
+    "mean": "Mean probability that the model gives its wrong answers.",
+    "sure": f"Of the wrong answers, the share with a probability of at least {_SURE}.",
+}
+
+
+def _conventions(views: Views, options: TableOptions) -> tuple[str, ...]:
+    parts = ["Drop: clean less this set's Acc@1; confidence when wrong: of the plain softmax"]
+    if options.intervals != "none" and views["level"]:
+        parts.append(
+            f"Intervals: {views['level']:.0%}, of shares by Wilson's score, of drops by Newcombe's, of means normal"
+        )
+    if options.scale == "percent":
+        parts.append("Values in percent")
+    return tuple(parts)
+
+
+def _cell(number: Mapping[str, Any] | None, metric: str, options: TableOptions) -> Cell:
+    if number is None or number["value"] is None:
+        return Cell()
+    value, low, high = number["value"], number["low"], number["high"]
+    text, bounds = options.number(value, metric), ("", "")
+    if options.intervals != "none" and low is not None:
+        bounds = (options.number(low, metric), options.number(high, metric))
+        half = options.number((high - low) / 2, metric)
+        text += f" ± {half}" if options.intervals == "plusminus" else f" [{bounds[0]}, {bounds[1]}]"
+    return Cell(text=text, value=value, bounds=bounds if options.intervals == "brackets" else ("", ""))
+
+
+def _chosen(row: Mapping[str, Any], options: TableOptions) -> bool:
+    return (not options.models or row["model"] in options.models) and (
+        not options.datasets or row["dataset"] in options.datasets
+    )
+
+
+def _masks(views: Views) -> list[str]:
+    return list(dict.fromkeys(row["mask"] for row in views["accuracy"]))
+
+
+def _clean(views: Views) -> str:
+    return views["drop"][0]["clean"] if views["drop"] else ""
+
+
+def _view(mask: str, named: bool) -> str:
+    """A class mask in words: "imagenet-a:200" is its 200 classes."""
+    if not named:
+        return "Accuracy"
+    return f"{mask.rpartition(':')[2]} classes" if mask else "all classes"
+
+
+def _class_name(row: Mapping[str, Any]) -> str:
+    name = row["name"] or f"class {row['class']}"
+    return f"{name} ({row['wnid']})" if row["wnid"] else name
