@@ -96,21 +96,28 @@ class TrimmedImages:
         return image.crop((self.border, self.border, width - self.border, height - self.border))
 
 
-def labels_for(images: ImageSet, rows: Int[Tensor, " N"], outputs: Outputs) -> Int[Tensor, " N"]:
+def labels_for(
+    images: ImageSet, rows: Int[Tensor, " N"], outputs: Outputs, classes: Int[Tensor, " K"] | None = None
+) -> Int[Tensor, " N"]:
     """The labels of these rows; where several classes are right, the one of them that the model finds most likely.
 
-    So a prediction is right exactly if it is any of the image's classes, top-5 likewise, under all classes or under a
-    mask that holds every accepted class.
+    So a prediction is right exactly if it is any of the image's classes, top-5 likewise.
 
     Args:
         images: any set.
         rows: of the set.
-        outputs: of those rows, over all classes; the logits are read only where several classes are right.
+        outputs: of those rows; the logits are read only where several classes are right.
+        classes: those that the outputs know, in their order, where a mask has cut them; labels are then positions among
+            them, and accepted classes outside the mask do not count.
     """
     accepted: Tensor | None = getattr(images, "accepted", None)
+    candidates = images.labels[rows][:, None] if accepted is None else accepted[rows]
+    if classes is not None:
+        positions = torch.full((max(int(classes.max()), int(candidates.max())) + 2,), UNKNOWN, dtype=torch.int64)
+        positions[classes.cpu()] = torch.arange(len(classes))
+        candidates = positions[candidates]  # UNKNOWN (-1) reads the last entry, which stays UNKNOWN
     if accepted is None:
-        return images.labels[rows]
-    candidates = accepted[rows]
+        return candidates[:, 0]
     logits = outputs.logits
     values = logits.gather(1, candidates.clamp(min=0).to(logits.device)).float().cpu()
     best = values.masked_fill(candidates == UNKNOWN, -torch.inf).argmax(dim=1, keepdim=True)

@@ -103,6 +103,10 @@ def test_a_mask_that_holds_every_accepted_class_gives_the_largest_logit_of_each_
     predicted = mask[logits[:, mask].argmax(dim=1)]
     assert torch.equal(predicted == labels, expected)
     assert 0 < int(expected.sum()) < 300
+    cut = labels_for(images, torch.arange(300), Outputs.from_logits(logits[:, mask]), mask)
+    assert torch.equal(mask[cut], labels)
+    few = labels_for(images, torch.arange(300), Outputs.from_logits(logits[:, [530, 1]]), torch.tensor([530, 1]))
+    assert few.tolist() == [0 if 530 in groups[group] else -1 for group in truth]
 
 
 def test_the_border_changes_the_fingerprint_and_classes_do_not():
