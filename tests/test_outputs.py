@@ -1,6 +1,14 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ood_toolkit import outputs as outputs_module
+from ood_toolkit import reading as reading_module
 from ood_toolkit.outputs import UNKNOWN, Head, NaNRows, Outputs
 
 
@@ -120,3 +128,133 @@ def test_moving_to_another_dtype_leaves_labels_alone():
     seen = outputs().to(torch.float64)
     assert seen.logits.dtype == seen.head.bias.dtype == seen.taps["t"].dtype == torch.float64
     assert seen.labels.dtype == torch.int64
+
+
+Change = Callable[[Outputs], Outputs]
+CHANGES: dict[str, Change] = {
+    "a slice": lambda seen: seen.rows(slice(1, -1)),
+    "every other row": lambda seen: seen.rows(slice(None, None, 2)),
+    "rows in another order": lambda seen: seen.rows(torch.arange(len(seen)).flip(0)),
+    "rows from the end": lambda seen: seen.rows([-1, -2, 0]),
+    "a mask": lambda seen: seen.rows(seen.labels != 1),
+    "successive rows": lambda seen: seen.rows(torch.arange(len(seen) // 2) + len(seen) // 4),
+    "all rows": lambda seen: seen.rows(torch.arange(len(seen))),
+    "two classes": lambda seen: seen.select_classes(torch.tensor([1, 0])),
+    "calibrated": lambda seen: seen.through(lambda logits: (2 * logits).log_softmax(dim=1)),
+    "float64": lambda seen: seen.to(torch.float64),
+    "the same place": lambda seen: seen.to("cpu"),
+    "other labels": lambda seen: seen.with_labels(seen.labels.clamp_max(0)),
+}
+
+
+def in_memory_and_mapped(rows: int = 41) -> tuple[Outputs, Outputs]:
+    seen = outputs(rows=rows)
+    mapped = Outputs.mapped(
+        logits=seen.logits, features=seen.features, labels=seen.labels, head=seen.head, taps=seen.taps
+    )
+    return seen, mapped
+
+
+def assert_equal(one: Outputs, other: Outputs) -> None:
+    assert len(one) == len(other)
+    assert (one.classes, one.width, sorted(one.taps)) == (other.classes, other.width, sorted(other.taps))
+    fields: dict[str, Callable[[Outputs], Tensor]] = {
+        "logits": lambda seen: seen.logits,
+        "features": lambda seen: seen.features,
+        "labels": lambda seen: seen.labels,
+        "predictions": lambda seen: seen.predictions,
+        "correct": lambda seen: seen.correct,
+        "head": lambda seen: seen.head.weight,
+        **{f"tap {name}": lambda seen, name=name: seen.taps[name] for name in one.taps},
+    }
+    for name, field in fields.items():
+        assert field(one).dtype == field(other).dtype, name
+        assert torch.equal(field(one), field(other)), name
+
+
+@pytest.mark.parametrize("first", CHANGES)
+@pytest.mark.parametrize("second", CHANGES)
+def test_mapped_outputs_change_as_those_in_memory_do(first: str, second: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outputs_module, "_BATCH_NUMBERS", 30)
+    monkeypatch.setattr(reading_module, "BLOCK_NUMBERS", 30)
+    plain, mapped = in_memory_and_mapped(rows=150)
+    for change in (CHANGES[first], CHANGES[second]):
+        plain, mapped = change(plain), change(mapped)
+    assert_equal(plain, mapped)
+    for one, other in zip(plain.batches(rows=7), mapped.batches(rows=7), strict=True):
+        assert_equal(one, other)
+    assert_equal(replace(plain, labels=plain.labels.clamp_min(0)), replace(mapped, labels=mapped.labels.clamp_min(0)))
+
+
+def test_a_row_that_is_not_there_is_refused_in_mapped_outputs():
+    _, mapped = in_memory_and_mapped()
+    with pytest.raises(IndexError, match="index 41 is out of bounds"):
+        mapped.rows([0, 41])
+    with pytest.raises(IndexError, match="index -42 is out of bounds"):
+        mapped.rows([0, -42])
+
+
+def test_a_tap_of_mapped_outputs_is_asked_for_by_name():
+    _, mapped = in_memory_and_mapped()
+    assert list(mapped.taps) == ["t"]
+    assert len(mapped.taps) == 1
+    with pytest.raises(KeyError, match="'logits'"):
+        mapped.taps["logits"]
+
+
+class Largest(TorchDispatchMode):
+    """Counts the numbers in the largest tensor that some operation makes anew."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.is_floating_point() and not made._is_view():
+            self.numbers = max(self.numbers, made.numel())
+        return made
+
+
+def test_a_sweep_over_chosen_masked_calibrated_moved_rows_holds_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outputs_module, "_BATCH_NUMBERS", 1 << 10)
+    monkeypatch.setattr(reading_module, "BLOCK_NUMBERS", 1 << 10)
+    whole = outputs(rows=10_000)
+    seen = Outputs.mapped(
+        logits=whole.logits.half(), features=whole.features.half(), labels=whole.labels, head=whole.head
+    )
+    with Largest() as largest:
+        chosen = seen.rows(torch.randperm(10_000)[:9_000]).rows(slice(10, None))
+        chosen = chosen.select_classes(torch.tensor([2, 0, 1])).rows(torch.arange(8_000)).to(torch.float64)
+        total = sum(float(batch.logits.sum() + batch.features.sum()) for batch in chosen.batches())
+        known = chosen.through(lambda logits: logits.log_softmax(dim=1)).rows(slice(0, 7_000))
+        right = int(known.correct.sum()) + sum(float(batch.features.exp().sum()) for batch in known.batches())
+    assert total != 0
+    assert right > 7_000  # probabilities sum to 1 in each row
+    assert largest.numbers <= 1 << 10
+
+
+def test_batches_are_smaller_where_a_tap_is_wide(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outputs_module, "_BATCH_NUMBERS", 70 * 500)
+    seen = outputs(rows=1000).with_taps({"wide": torch.zeros(1000, 10, 49)})
+    mapped = Outputs.mapped(
+        logits=seen.logits, features=seen.features, labels=seen.labels, head=seen.head, taps=seen.taps
+    )
+    assert len(next(seen.batches())) == len(next(mapped.batches())) == 70 * 500 // (4 + 3 + 490)
+
+
+def test_the_owner_of_a_store_lives_as_long_as_somebody_may_read():
+    import gc
+    import weakref
+
+    class Owner: ...
+
+    seen = outputs()
+    owner = Owner()
+    alive = weakref.ref(owner)
+    mapped = Outputs.mapped(logits=seen.logits, features=seen.features, labels=seen.labels, head=seen.head, owner=owner)
+    (batch,) = mapped.rows(slice(0, 3)).select_classes(torch.tensor([0, 2])).to(torch.float64).batches()
+    del owner, mapped
+    gc.collect()
+    assert alive() is not None
+    del batch
+    gc.collect()
+    assert alive() is None
