@@ -220,13 +220,12 @@ def joined(*, cuda: bool = True) -> Iterator[World]:
     before = signal.signal(signal.SIGTERM, _end)
     try:
         yield world
+        dist.destroy_process_group()
     except PeerLost:
         raise  # taking the connections down would wait for the dead
-    except BaseException:
+    except Exception:
         dist.destroy_process_group()
         raise
-    else:
-        dist.destroy_process_group()
     finally:
         signal.signal(signal.SIGTERM, before)
 

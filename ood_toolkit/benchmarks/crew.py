@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ood_toolkit.benchmarks.masking import masked
 from ood_toolkit.benchmarks.suite import Part, Suite
+from ood_toolkit.datasets.accepted import labels_for
 from ood_toolkit.detectors import Detector, LiveDetector
 from ood_toolkit.distributed import ALONE, FailedElsewhere, PeerLost, Sums, World, packed, sharing, unpacked
 from ood_toolkit.extract import Extracted, Extractor
@@ -65,7 +66,7 @@ class Crew:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or not issubclass(kind, PeerLost):
+        if kind is None or (issubclass(kind, Exception) and not issubclass(kind, PeerLost)):
             self.world.told(lambda: None)
 
     def tell(self, order: Order) -> None:
@@ -207,7 +208,7 @@ def outputs_of(part: Part, done: Extracted) -> tuple[Outputs, Tensor]:
     rows = part.indices[position[part.indices] >= 0]
     whole = part.rows is None or len(rows) == len(done.outputs)
     seen = done.outputs if whole else done.outputs.rows(position[rows])
-    return seen.with_labels(part.images.labels[rows]), position[rows]
+    return seen.with_labels(labels_for(part.images, rows, seen)), position[rows]
 
 
 def labelled(outputs: Outputs) -> Outputs:
