@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 
@@ -34,6 +34,7 @@ class Record:
         fit_set: what detectors were fitted on, with its size and hash.
         calibration_set: what calibrators were fitted on, with its size and hash.
         tuned_on: the OOD validation set that chose hyper-parameters, or "".
+        texts: what a zero-shot model was told, in words: prompts, class names, outlier prompts, negative labels.
         run: identifier of the run that made it.
     """
 
@@ -59,6 +60,7 @@ class Record:
     fit_set: str = ""
     calibration_set: str = ""
     tuned_on: str = ""
+    texts: str = ""
     run: str = ""
 
     def __post_init__(self) -> None:
@@ -115,7 +117,7 @@ METRICS = {
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Writes all records, one JSON object per line, atomically."""
     temporary = path.with_name(path.name + ".partial")
-    temporary.write_text("".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
+    temporary.write_text("".join(json.dumps(vars(r), ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
     temporary.replace(path)
 
 

@@ -23,6 +23,12 @@ class Choices:
     transform: str = "own"
     head: str = ""
     classes: int | None = None
+    prompts: str = ""
+    class_names: Path | None = None
+    outlier_prompts: Sequence[str] = ()
+    negatives: str = ""
+    negatives_share: float | None = None
+    second_opinion: str = ""
     folders: Mapping[str, Path] = field(default_factory=dict)
     ood: Sequence[str] = ()
     data_root: Path | None = None

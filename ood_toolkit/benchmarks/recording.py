@@ -31,6 +31,7 @@ class Row:
         transform: preprocessing, in words.
         calibrator: spec of the calibrator before a detector.
         tuned_on: the OOD set that chose the hyper-parameters, or "".
+        texts: what a zero-shot model was told, in words, or "".
     """
 
     model: str
@@ -39,6 +40,7 @@ class Row:
     transform: str
     calibrator: str = ""
     tuned_on: str = ""
+    texts: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class Recorder:
 
         Args:
             row: whose scores.
-            scores: by part name, or why there are none.
+            scores: by part name, NaN for an image that has none and does not count; or why there are none at all.
             parts: the outputs that were scored, by part name.
             mask: the classes that count.
         """
@@ -70,21 +72,30 @@ class Recorder:
         for task in self.suite.tasks:
             if task.kind == "calibration" or not _same(task.mask, mask):
                 continue
-            known = parts[task.id.name].labels != UNKNOWN
-            right = parts[task.id.name].correct[known]
-            if task.ood is None:
-                counts = (int((~right).sum()), int(right.sum()))
-            else:
-                counts = (len(parts[task.ood.name]), len(parts[task.id.name]))
-            cells: Mapping[str, Cell] | str = scores if isinstance(scores, str) else {}
-            if not isinstance(scores, str):
-                values = scores[task.id.name]
-                if task.ood is None:
-                    cells = misclassification(values[known][right], values[known][~right], self.bootstrap)
-                else:
-                    cells = anomaly(values, scores[task.ood.name], self.bootstrap)
+            cells, counts = self._detected(task, scores, parts)
             records += self._records(row, task, cells, counts)
         self.folder.add(records)
+
+    def _detected(
+        self, task: Task, scores: Mapping[str, Tensor] | str, parts: Mapping[str, Outputs]
+    ) -> tuple[Mapping[str, Cell] | str, tuple[int, int]]:
+        """The metrics of one task, or why there are none, and how many rows are positive and negative."""
+        seen = {part.name: torch.ones(len(parts[part.name]), dtype=torch.bool) for part in (task.id, task.ood) if part}
+        if not isinstance(scores, str):
+            seen = {name: ~scores[name].isnan() for name in seen}
+        if task.ood is not None:
+            counts = (int(seen[task.ood.name].sum()), int(seen[task.id.name].sum()))
+            if isinstance(scores, str):
+                return scores, counts
+            values, others = (scores[part.name][seen[part.name]] for part in (task.id, task.ood))
+            return anomaly(values, others, self.bootstrap), counts
+        known = seen[task.id.name] & (parts[task.id.name].labels != UNKNOWN)
+        right = parts[task.id.name].correct[known]
+        counts = (int((~right).sum()), int(right.sum()))
+        if isinstance(scores, str):
+            return scores, counts
+        values = scores[task.id.name][known]
+        return misclassification(values[right], values[~right], self.bootstrap), counts
 
     def calibrator(
         self,
@@ -159,6 +170,7 @@ class Recorder:
                     fit_set=self.suite.fit.description if self.suite.fit else "",
                     calibration_set=self.suite.calibration.description if self.suite.calibration else "",
                     tuned_on=row.tuned_on,
+                    texts=row.texts,
                     run=self.folder.path.name,
                 )
             )

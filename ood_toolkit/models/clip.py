@@ -164,6 +164,10 @@ class TextTower:
 
         return cached_tensor(self._cache, ("classes", self._weights, texts), compute)
 
+    def outliers(self, texts: Sequence[str]) -> Float[Tensor, "M D"]:
+        """The unit embeddings of whole texts. Cached as well."""
+        return cached_tensor(self._cache, ("outliers", self._weights, texts), lambda: self.embed(texts))
+
     def negatives(
         self, chosen: NegativeLabels, class_names: Sequence[str], classes: Float[Tensor, "C D"]
     ) -> Float[Tensor, "M D"]:
@@ -351,7 +355,7 @@ def zero_shot_classifier(model: Any, tokenizer: Tokenizer, prompts: ClipPrompts)
         bias=0.0 if bias is None else float(bias.detach()),
         negatives=_negatives(tower, prompts, classes),
         vocabulary=prompts.negatives.fingerprint if prompts.negatives else "",
-        outliers=tower.embed(prompts.outliers) if prompts.outliers else None,
+        outliers=tower.outliers(prompts.outliers).to(classes.device) if prompts.outliers else None,
         image_size=_image_size(model.visual),
     )
 

@@ -52,6 +52,11 @@ class LoadedClassifier:
         """Transform and normalisation in words, for records and captions."""
         return self.transform.description
 
+    def told(self, taps: Sequence[str] = ()) -> str:
+        """What a zero-shot model was told that decides its logits and these taps; "" for any other model."""
+        said = [self.texts.get(name, "") for name in ("", *(tap.partition("(")[0] for tap in taps))]
+        return "; ".join(filter(None, said))
+
     @property
     def input_size(self) -> tuple[int, int, int]:
         """(channels, height, width) of the transform's tensors; (3, 0, 0) where a user's transform does not say."""

@@ -1,6 +1,7 @@
 """What a caption must say so that a table cannot be misread: suite, sets, sizes, settings and conventions."""
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import TypeVar
 
 from ood_toolkit.records import METRICS, Record
@@ -29,6 +30,7 @@ def caption(records: Sequence[Record], title: str, *, metrics: Sequence[str]) ->
         *_sizes(records, metrics),
         *_fits(records),
         _transforms(records),
+        *_texts(records),
         _masks(records),
     ]
     return tuple(part for part in parts if part)
@@ -107,6 +109,25 @@ def _transforms(records: Sequence[Record]) -> str:
     if len(transforms) == 1:
         return f"Transform: {transforms[0]}"
     return "Each model has its own transform: " + "; ".join(f"{model}: {transform}" for model, transform in pairs)
+
+
+def _texts(records: Sequence[Record]) -> list[str]:
+    """What zero-shot models were told: once for each model, and what concerns single methods beside their names."""
+    sentences = []
+    for model in _distinct(r.model for r in records if r.texts):
+        pairs = _distinct((r.method, r.texts) for r in records if r.model == model and r.texts)
+        own = [text for _, text in pairs if not text.startswith("second opinion")]
+        common = _common(own)
+        sentences += [f"{model} is {common}"] if common else []
+        rest = [(method, text.removeprefix(common).removeprefix("; ")) for method, text in pairs]
+        sentences += [f"{method}: {text}" for method, text in rest if text]
+    return sentences
+
+
+def _common(texts: Sequence[str]) -> str:
+    """The clauses that all of them begin with."""
+    columns = zip(*(text.split("; ") for text in texts), strict=False)
+    return "; ".join(clauses[0] for clauses in takewhile(lambda clauses: len(set(clauses)) == 1, columns))
 
 
 def _masks(records: Sequence[Record]) -> str:
