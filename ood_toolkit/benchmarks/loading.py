@@ -5,16 +5,29 @@ from dataclasses import replace
 
 import torch
 
+from ood_toolkit.benchmarks.apart import named_apart, require_apart
 from ood_toolkit.benchmarks.choices import Choices
+from ood_toolkit.benchmarks.masking import tap_under, taps_under
+from ood_toolkit.benchmarks.methods import MEMBER_TAP, Method
+from ood_toolkit.benchmarks.suite import ClassMask
+from ood_toolkit.benchmarks.zero_shot import clip_prompts, is_zero_shot
 from ood_toolkit.models import LoadedClassifier, load_classifier
+from ood_toolkit.models.clip import ClipPrompts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_models(
-    choices: Choices, suite: str, device: str, taps: Sequence[str]
+    choices: Choices, suite: str, device: str, taps: Sequence[str], masks: Sequence[ClassMask | None] = (None,)
 ) -> tuple[list[LoadedClassifier], list[LoadedClassifier]]:
     """The models that are scored, and those that only join the ensemble.
+
+    Args:
+        choices: the user's.
+        suite: its name, for errors.
+        device: where the models go.
+        taps: what the detectors read.
+        masks: the class masks under which they read it; None is no mask.
 
     Raises:
         ValueError: a model cannot be loaded, or none was named.
@@ -24,7 +37,9 @@ def load_models(
     specs = (*choices.models, *choices.members)
     if choices.checkpoints and len(choices.checkpoints) != len(specs):
         raise ValueError(f"{len(specs)} models need as many --checkpoint, got {len(choices.checkpoints)}")
+    require_apart(specs, choices.checkpoints)
     amp = _amp(choices.amp, device)
+    prompts = clip_prompts(choices, masks) if any(map(is_zero_shot, specs)) else None
     models = [
         load_classifier(
             spec,
@@ -34,16 +49,70 @@ def load_models(
             transform=choices.transform,  # pyright: ignore[reportArgumentType]  # checked there
             head=choices.head or None,
             classes=choices.classes,
-            taps=taps if number < len(choices.models) else (),
+            taps=taps_under(taps, masks) if number < len(choices.models) else (),
             amp=amp,
+            clip=prompts if is_zero_shot(spec) else None,
         )
         for number, spec in enumerate(specs)
     ]
-    members = models[len(choices.models) :] + _snapshots(choices, device, amp)
-    return models[: len(choices.models)], members
+    models = named_apart([*models, *_snapshots(choices, device, amp, prompts)], choices.checkpoints)
+    return models[: len(choices.models)], models[len(choices.models) :]
 
 
-def _snapshots(choices: Choices, device: str, amp: torch.dtype | None) -> list[LoadedClassifier]:
+def load_second_opinion(
+    choices: Choices, suite: str, models: Sequence[LoadedClassifier], device: str
+) -> LoadedClassifier | None:
+    """The zero-shot model that gives a second opinion on the images of the others, where one was asked for.
+
+    Raises:
+        ValueError: it would not know the classes of the others, or is one of them.
+    """
+    spec = choices.second_opinion
+    if not spec:
+        return None
+    prompts = clip_prompts(replace(choices, outlier_prompts=(), negatives="", negatives_share=None))
+    others = [model for model in models if model.spec != spec]
+    if not others:
+        raise ValueError(f"--second-opinion {spec} is the model itself; write mcm among the --detectors instead")
+    for model in others:
+        classes = model.classifier.head.weight.shape[0]
+        if classes != len(prompts.class_names):
+            raise ValueError(
+                f"--second-opinion must know the {classes} classes of {model.spec} by their names, but has "
+                f"{len(prompts.class_names)} names; give --class-names FILE with one a line, in the model's order"
+            )
+        if suite == "folders" and not choices.class_names and model.class_names is None:
+            raise ValueError(
+                f"the {classes} classes of {model.spec} may not be ImageNet's, so --second-opinion needs them by name; "
+                "give --class-names FILE with one a line, in the model's order"
+            )
+    return load_classifier(
+        spec,
+        pretrained=choices.pretrained,
+        device=device,
+        transform=choices.transform,  # pyright: ignore[reportArgumentType]  # checked there
+        amp=_amp(choices.amp, device),
+        clip=prompts,
+    )
+
+
+def require_taps(
+    methods: Sequence[Method], models: Sequence[LoadedClassifier], masks: Sequence[ClassMask | None]
+) -> None:
+    """Raises ValueError where a detector that the user named reads what none of the models has, with what to do.
+
+    What shows only in the first pass, and what an ensemble gives, is asked for later.
+    """
+    for method in methods:
+        for tap in method.detector.taps if method.chosen else ():
+            gaps = [model.classifier.tap_gaps.get(tap_under(tap, mask), "") for model in models for mask in masks]
+            if tap != MEMBER_TAP and all(gaps):
+                raise ValueError(f"{method.spec} needs the tap {tap} of {models[0].spec}: {gaps[0]}")
+
+
+def _snapshots(
+    choices: Choices, device: str, amp: torch.dtype | None, prompts: ClipPrompts | None
+) -> list[LoadedClassifier]:
     """One member for every checkpoint in the snapshot folder, all of the first model's architecture."""
     folder = choices.snapshots
     if folder is None:
@@ -61,6 +130,7 @@ def _snapshots(choices: Choices, device: str, amp: torch.dtype | None) -> list[L
             head=choices.head or None,
             classes=choices.classes,
             amp=amp,
+            clip=prompts if is_zero_shot(choices.models[0]) else None,
         )
         for file in files
     ]

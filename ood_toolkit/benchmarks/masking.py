@@ -1,36 +1,46 @@
-"""Live detectors under a class mask: they run the model themselves, so the mask goes around the model."""
+"""What a class mask does to outputs, to taps, and to live detectors, which run the model themselves."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ood_toolkit.benchmarks.suite import ClassMask
+from ood_toolkit.benchmarks.suite import ClassMask, Suite
 from ood_toolkit.detectors import LiveDetector
 from ood_toolkit.detectors.base import Differentiable
+from ood_toolkit.fitted import parse
+from ood_toolkit.models.masked import MaskedClassifier
 from ood_toolkit.outputs import Outputs
 
+_AMONG_CLASSES = ("local_mcm", "negative_cosines", "nudged_features")
+"""Taps that look at all classes in the pass itself: under a mask they are another tap, with `classes`."""
 
-class MaskedClassifier:
-    """A classifier that knows only some of its classes.
+_BY_CLASS = ("dropout_logits", "augmented_logits")
+"""Taps with one column per class along their last axis: a mask cuts them like logits."""
 
-    Args:
-        classifier: of all classes.
-        classes: (K,) those that count, in their new order.
+
+def masks_of(suite: Suite) -> list[ClassMask | None]:
+    """The class masks of a suite's tasks, each once; None is no mask."""
+    return list({task.mask.name if task.mask else "": task.mask for task in suite.tasks}.values())
+
+
+def taps_under(taps: Sequence[str], masks: Iterable[ClassMask | None]) -> tuple[str, ...]:
+    """What a model must give so that detectors find these taps under each of the masks; None is no mask.
+
+    >>> taps_under(["local_mcm", "stage_means"], [ClassMask("two", torch.tensor([3, 1]))])
+    ('local_mcm(classes=(3, 1))', 'stage_means')
     """
+    return tuple(dict.fromkeys(tap_under(tap, mask) for tap in taps for mask in masks))
 
-    def __init__(self, classifier: Differentiable, classes: Tensor) -> None:
-        self._classifier = classifier
-        self._classes = classes
 
-    def __call__(self, images: Tensor) -> Outputs:
-        """Masked outputs without gradients."""
-        return self._classifier(images).select_classes(self._classes)
-
-    def differentiate(self, images: Tensor) -> Outputs:
-        """Masked outputs with gradients."""
-        return self._classifier.differentiate(images).select_classes(self._classes)
+def tap_under(tap: str, mask: ClassMask | None) -> str:
+    """The tap that a detector finds as `tap` under the mask."""
+    name, arguments = parse(tap)
+    if mask is None or name not in _AMONG_CLASSES:
+        return tap
+    return _spec(name, {**arguments, "classes": tuple(mask.classes.tolist())})
 
 
 class MaskedLive(LiveDetector):
@@ -69,5 +79,22 @@ def seen_through(detector: LiveDetector, mask: ClassMask | None) -> LiveDetector
 
 
 def masked(outputs: Outputs, mask: ClassMask | None) -> Outputs:
-    """The outputs themselves where there is no mask."""
-    return outputs if mask is None else outputs.select_classes(torch.as_tensor(mask.classes))
+    """The outputs under the mask, their taps too; the outputs themselves where there is none.
+
+    A tap that looks at all classes is left out, unless the model has given it for those of the mask (`taps_under`).
+    """
+    if mask is None:
+        return outputs
+    classes, chosen = torch.as_tensor(mask.classes), {}
+    for spec in outputs.taps:
+        name, arguments = parse(spec)
+        if name in _AMONG_CLASSES:
+            if arguments.pop("classes", None) == tuple(classes.tolist()):
+                chosen[_spec(name, arguments)] = (spec, ())
+        else:
+            chosen[spec] = (spec, [lambda tap: tap[..., classes.to(tap.device)]] if name in _BY_CLASS else ())
+    return outputs.select_classes(classes).choose_taps(chosen)
+
+
+def _spec(name: str, arguments: Mapping[str, Any]) -> str:
+    return name + (f"({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" if arguments else "")
