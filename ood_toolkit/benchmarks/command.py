@@ -2,12 +2,14 @@
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ood_toolkit.benchmarks.choices import Choices
+from ood_toolkit.benchmarks.crew import Crew, Follower
 from ood_toolkit.benchmarks.digits import digits_classifier, digits_suite
 from ood_toolkit.benchmarks.folders import Folders
 from ood_toolkit.benchmarks.imagenet import Learning
@@ -20,7 +22,8 @@ from ood_toolkit.benchmarks.imagenet_suites import (
     reference_lines,
     require_imagenet_classes,
 )
-from ood_toolkit.benchmarks.loading import known_dtype, load_models, usable_device
+from ood_toolkit.benchmarks.loading import known_dtype, load_models, load_second_opinion, require_taps, usable_device
+from ood_toolkit.benchmarks.masking import masks_of
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import Method, parse_calibrators, parse_detectors
 from ood_toolkit.benchmarks.openood import near_far
@@ -28,9 +31,11 @@ from ood_toolkit.benchmarks.results import RunFolder, require_writable
 from ood_toolkit.benchmarks.robustness import ROBUSTNESS_FILE, as_json, robustness
 from ood_toolkit.benchmarks.runner import Runner, Settings
 from ood_toolkit.benchmarks.suite import Part, Suite
-from ood_toolkit.calibrators import EnsemblePool
+from ood_toolkit.benchmarks.zero_shot import clip_prompts, require_zero_shot, said, uses_zero_shot
+from ood_toolkit.calibrators import Calibrator, EnsemblePool
 from ood_toolkit.datasets import FolderImages
 from ood_toolkit.datasets.locate import data_root
+from ood_toolkit.distributed import ALONE, World, own_device
 from ood_toolkit.extract import Extractor, Progress, silent
 from ood_toolkit.models import LoadedClassifier
 from ood_toolkit.registry import build_ensemble, ensemble_classes, split_specs
@@ -40,18 +45,61 @@ SUITES = ("digits", "folders", *imagenet_suites())
 _DIGITS_MEMBERS = 3
 
 
-def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, progress: Progress = silent) -> RunFolder:
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """The user's choices, checked and looked up."""
+
+    name: str
+    hint: str
+    methods: Sequence[Method]
+    calibrators: Sequence[Calibrator]
+    pools: Sequence[EnsemblePool]
+    device: str
+    extractor: Extractor
+    suite: Suite
+    models: Sequence[LoadedClassifier]
+    members: Sequence[LoadedClassifier]
+    second: LoadedClassifier | None
+
+
+def run(
+    choices: Choices,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
+    world: World = ALONE,
+) -> RunFolder:
     """Runs what was chosen and returns the folder with the results; the tables are the caller's to render.
+
+    Args:
+        choices: what to run.
+        say: told what happens, line by line.
+        progress: told how far a pass is.
+        world: the ranks of the launch, of which this is rank 0; the others call `follow`.
 
     Raises:
         ValueError: in one line, whatever is wrong with the choices or the data.
     """
+    plan = world.first(lambda: _planned(choices, progress, world))
+    with Crew(world) as crew:
+        return _run(choices, plan, crew, say)
+
+
+def follow(choices: Choices, world: World) -> None:
+    """Does this rank's share of what rank 0 runs; writes and prints nothing."""
+    plan = world.first(lambda: _planned(choices, silent, world))
+    models = (*plan.models, *plan.members, *([plan.second] if plan.second else []))
+    Follower(plan.suite, models, plan.extractor, plan.device).serve()
+
+
+def _planned(choices: Choices, progress: Progress, world: World) -> _Plan:
     name, hint = _suite_name(choices)
+    require_zero_shot(choices)
     methods = [_absent(method, choices.absent_classes) for method in parse_detectors(choices.detectors)]
     tuning = _tuning(choices.tune_on, methods)
     calibrators = parse_calibrators(choices.calibrators)
     pools = _pools(choices.ensemble)
-    device = usable_device(choices.device)
+    device = own_device(world, usable_device(choices.device))
     extractor = Extractor(
         cache=choices.cache,
         batch_size=choices.batch_size,
@@ -59,26 +107,86 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
         dtype=known_dtype(choices.dtype, "--dtype"),
         strict=choices.strict,
         progress=progress,
+        world=world,
     )
     require_writable(choices.cache, "--cache")
-    require_writable(choices.out, "--out")
+    if world.main:
+        require_writable(choices.out, "--out")
     taps = tuple(sorted({tap for method in methods for tap in method.detector.taps}))
     make = {"digits": _digits, "folders": _folders}.get(name, _imagenet)
     suite, models, members = make(choices, name, device, taps)
+    require_taps(methods, models, masks_of(suite))
+    second = load_second_opinion(choices, suite.name, models, device)
     if tuning:
         suite = replace(suite, tuning=tuning)
-    facts = {
+    return _Plan(
+        name=name,
+        hint=hint,
+        methods=methods,
+        calibrators=calibrators,
+        pools=pools,
+        device=device,
+        extractor=extractor,
+        suite=suite,
+        models=models,
+        members=members,
+        second=second,
+    )
+
+
+def _run(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], None]) -> RunFolder:
+    folder = RunFolder(choices.out, _facts(choices, plan))
+    settings = Settings(
+        models=plan.models,
+        members=plan.members,
+        second=plan.second,
+        methods=plan.methods,
+        calibrators=plan.calibrators,
+        pools=plan.pools,
+        extractor=plan.extractor,
+        bootstrap=Bootstrap(resamples=choices.resamples, seed=choices.seed),
+        seed=choices.seed,
+        device=plan.device,
+        say=say,
+        crew=crew,
+    )
+    if plan.hint:
+        say(plan.hint)
+    with folder.stage("total"):
+        Runner(plan.suite, settings, folder).run()
+    views = robustness(
+        plan.suite, folder.scores, [m.spec for m in plan.models], level=0.95 if choices.resamples else None
+    )
+    if views:
+        replace_text(folder.path / ROBUSTNESS_FILE, as_json(views))
+    if plan.name not in ("digits", "folders"):
+        _compare(folder, plan.models, say)
+    return folder
+
+
+def _identity(model: LoadedClassifier) -> dict[str, str]:
+    told = {"told": model.told()} if model.texts else {}
+    return {
+        "spec": model.spec,
+        "weights": model.classifier.fingerprint(),
+        "preprocessing": model.preprocessing,
+        **told,
+    }
+
+
+def _facts(choices: Choices, plan: _Plan) -> dict[str, Any]:
+    """What run.json says of the run before it starts."""
+    suite, models, members, methods = plan.suite, plan.models, plan.members, plan.methods
+    return {
         "suite": suite.name,
         "protocol": suite.protocol,
         "caption": suite.caption,
         "notes": list(suite.notes),
         "choices": asdict(choices),
-        "device": device,
+        "device": plan.device,
+        "ranks": plan.extractor.world.size,
         "parts": {part.name: part.description for part in suite.parts},
-        "models": {
-            model.spec: {"weights": model.classifier.fingerprint(), "preprocessing": model.preprocessing}
-            for model in (*models, *members)
-        },
+        "models": {model.spec: _identity(model) for model in (*models, *members)},
         "tasks": [
             {"kind": task.kind, "dataset": task.dataset, "id": task.id.name, "ood": task.ood.name if task.ood else ""}
             for task in suite.tasks
@@ -87,35 +195,14 @@ def run(choices: Choices, *, say: Callable[[str], None] = lambda text: None, pro
         "masks": {task.mask.description: task.mask.classes.tolist() for task in suite.tasks if task.mask},
         "papers": {
             method.spec: method.paper
-            for method in (*(m.detector for m in methods), *calibrators, *pools)
+            for method in (*(m.detector for m in methods), *plan.calibrators, *plan.pools)
             if method.paper
         },
+        **({"zero_shot": said(clip_prompts(choices))} if uses_zero_shot(choices) else {}),
+        **({"second_opinion": _identity(plan.second)} if plan.second else {}),
         "detectors": {method.spec: repr(method.detector) for method in methods},
-        "calibrators": {calibrator.spec: repr(calibrator) for calibrator in calibrators},
+        "calibrators": {calibrator.spec: repr(calibrator) for calibrator in plan.calibrators},
     }
-    folder = RunFolder(choices.out, facts)
-    settings = Settings(
-        models=models,
-        members=members,
-        methods=methods,
-        calibrators=calibrators,
-        pools=pools,
-        extractor=extractor,
-        bootstrap=Bootstrap(resamples=choices.resamples, seed=choices.seed),
-        seed=choices.seed,
-        device=device,
-        say=say,
-    )
-    if hint:
-        say(hint)
-    with folder.stage("total"):
-        Runner(suite, settings, folder).run()
-    views = robustness(suite, folder.scores, [m.spec for m in models], level=0.95 if choices.resamples else None)
-    if views:
-        replace_text(folder.path / ROBUSTNESS_FILE, as_json(views))
-    if name not in ("digits", "folders"):
-        _compare(folder, models, say)
-    return folder
 
 
 def _suite_name(choices: Choices) -> tuple[str, str]:
@@ -151,7 +238,9 @@ Loaded = tuple[Suite, list[LoadedClassifier], list[LoadedClassifier]]
 
 
 def _digits(choices: Choices, name: str, device: str, taps: Sequence[str]) -> Loaded:
-    if choices.models or choices.members or choices.checkpoints or choices.folders or choices.ood:
+    if any(
+        (choices.models, choices.members, choices.checkpoints, choices.folders, choices.ood, choices.second_opinion)
+    ):
         raise ValueError("the digits suite brings its own images and networks; for yours, use --suite folders")
     count = _DIGITS_MEMBERS if _pools(choices.ensemble) else 1
     networks = [digits_classifier(choices.seed + number, taps if number == 0 else ()) for number in range(count)]
@@ -193,7 +282,7 @@ def _imagenet(choices: Choices, name: str, device: str, taps: Sequence[str]) -> 
     )
     root = data_root(choices.data_root)
     suite = imagenet_suite(name, root, protocol=choices.protocol, learning=learning)  # pyright: ignore
-    models, members = load_models(choices, name, device, taps)
+    models, members = load_models(choices, name, device, taps, masks_of(suite))
     for model in (*models, *members):
         require_imagenet_classes(model.spec, model.classifier.head.weight.shape[0])
     return suite, models, members

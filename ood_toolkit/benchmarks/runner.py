@@ -1,21 +1,24 @@
 """Runs a suite: one forward pass per model and image, then every detector and calibrator on what it left behind."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ood_toolkit.benchmarks.masking import masked, seen_through
+from ood_toolkit.benchmarks.crew import Crew, Origin, labelled, outputs_of
+from ood_toolkit.benchmarks.masking import masked, masks_of, seen_through, tap_under
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS, Method, scores_log_probabilities
 from ood_toolkit.benchmarks.recording import Recorder, Row
 from ood_toolkit.benchmarks.results import RunFolder
 from ood_toolkit.benchmarks.robustness import keep_answers
+from ood_toolkit.benchmarks.second_opinion import beside, second_opinion
 from ood_toolkit.benchmarks.suite import ClassMask, Suite
 from ood_toolkit.benchmarks.tuning import tune
 from ood_toolkit.calibrators import Calibrator, EnsemblePool
 from ood_toolkit.datasets import ImageSet
+from ood_toolkit.datasets.accepted import labels_for
 from ood_toolkit.detectors import Detector, LiveDetector
 from ood_toolkit.extract import Extracted, Extractor
 from ood_toolkit.models import LoadedClassifier
@@ -32,6 +35,7 @@ class Settings:
     Args:
         models: scored one by one, in the order of the tables.
         members: further models that are only members of the ensemble.
+        second: a zero-shot model whose MCM score stands beside the detectors of every model, or None.
         methods: detectors.
         calibrators: the plain softmax among them.
         pools: ways to pool models and members into an ensemble; detectors see the first one.
@@ -40,6 +44,7 @@ class Settings:
         seed: of the run.
         device: where detectors compute.
         say: told what happens, line by line.
+        crew: the ranks that share the work.
     """
 
     models: Sequence[LoadedClassifier]
@@ -48,10 +53,12 @@ class Settings:
     extractor: Extractor
     bootstrap: Bootstrap
     members: Sequence[LoadedClassifier] = ()
+    second: LoadedClassifier | None = None
     pools: Sequence[EnsemblePool] = ()
     seed: int = 0
     device: str = "cpu"
     say: Callable[[str], None] = lambda text: None
+    crew: Crew = field(default_factory=Crew)
 
 
 class Runner:
@@ -68,6 +75,7 @@ class Runner:
         self.settings = settings
         self.folder = folder
         self._gaps: dict[str, dict[str, str]] = {}
+        self._rows: dict[str, dict[str, Tensor]] = {}
         self.recorder = Recorder(suite, folder, settings.bootstrap, settings.seed)
 
     def run(self) -> None:
@@ -77,14 +85,18 @@ class Runner:
             ValueError: a method that the user named cannot be run; what was computed before it is kept.
         """
         members = []
+        opinion: Parts = {}
         for model in self.settings.models:
             parts, live = self._see(model)
             members.append(parts)
+            if self.settings.second and not opinion:
+                opinion = self._pass(self.settings.second, ())[0]
             keep_answers(self.folder.scores, self.suite, model.spec, parts)
             for mask in self._masks():
                 view = _masked(parts, mask)
                 self._calibrate(model, view, mask)
                 self._detect(model, view, mask, live)
+                self._second_opinion(model, view, mask, opinion)
                 self._pool_passes(model, view, mask)
         if self.settings.pools:
             members += [self._pass(model, ())[0] for model in self.settings.members]
@@ -113,7 +125,7 @@ class Runner:
         for method, detector, mask in live:
             if detector.needs != "nothing":
                 fresh = detector.clone()
-                problem = self._fit(fresh, _masked(parts, mask))
+                problem = self._fit(fresh, _masked(parts, mask), _origin(model.spec, mask))
                 if problem:
                     results[seen_through(detector, mask).spec] = self._refuse(method, problem)
                 else:
@@ -128,25 +140,23 @@ class Runner:
         sets = {part.images.fingerprint: part.images for part in self.suite.parts}
         for fingerprint, images in sets.items():
             with self.folder.stage(f"extract {model.spec}"):
+                self.settings.crew.tell_pass(model.spec, fingerprint, live)
                 done = self.settings.extractor.extract(
                     model.classifier, model.transform, model.preprocessing, images, live
                 )
             self._report(model.spec, images, done)
             self._gaps.setdefault(model.spec, {}).update(done.gaps)
-            position = torch.full((len(images),), -1, dtype=torch.int64)
-            position[done.rows] = torch.arange(len(done.rows))
             for part in self.suite.parts:
                 if part.images.fingerprint != fingerprint:
                     continue
-                rows = part.indices[position[part.indices] >= 0]
-                whole = part.rows is None or len(rows) == len(done.outputs)
-                # a whole set stays memory-mapped
-                seen = done.outputs if whole else done.outputs.rows(position[rows])
-                parts[part.name] = seen.with_labels(part.images.labels[rows])
-                self.folder.scores.ids.setdefault(part.name, [part.images.ids[int(row)] for row in rows])
+                parts[part.name], where = outputs_of(part, done)
+                rows = done.rows[where]
+                self._rows.setdefault(model.spec, {})[part.name] = rows
+                ids = [part.images.ids[int(row)] for row in rows]
+                self.folder.scores.ids.setdefault(part.name, ids)
                 self.folder.scores.roots.setdefault(part.name, str(getattr(part.images, "root", "")))
                 for spec, values in done.live.items():
-                    scores[spec][part.name] = values[position[rows]]
+                    scores[spec][part.name] = values[where]
         return parts, scores
 
     def _report(self, model: str, images: ImageSet, done: Extracted) -> None:
@@ -168,7 +178,7 @@ class Runner:
                 result: Scores | str = problem or {
                     name: calibrator.log_probabilities(outputs.logits) for name, outputs in self._scored(parts).items()
                 }
-                row = Row(model.spec, calibrator.spec, calibrator.family, model.preprocessing)
+                row = Row(model.spec, calibrator.spec, calibrator.family, model.preprocessing, texts=model.told())
                 self.recorder.calibrator(row, result, parts, mask)
 
     def _fit_calibrator(self, calibrator: Calibrator, parts: Parts) -> str:
@@ -191,11 +201,10 @@ class Runner:
     ) -> None:
         available = frozenset(next(iter(parts.values())).taps)
         for method in self.settings.methods:
-            gaps = [f"{tap} ({self._gaps[model.spec].get(tap, 'not given')})" for tap in method.detector.taps]
-            missing = ", ".join(
-                gap for tap, gap in zip(method.detector.taps, gaps, strict=True) if tap not in available
-            )
-            if missing and not method.chosen and not isinstance(method.detector, LiveDetector):
+            lacking = [tap for tap in method.detector.taps if tap not in available and not _runs_the_model(method)]
+            gaps = {tap: self._gaps[model.spec].get(tap_under(tap, mask), "not given") for tap in lacking}
+            missing = ", ".join(f"{tap} ({why})" for tap, why in gaps.items())
+            if missing and (not method.chosen or self._others_give(model, lacking, mask)):
                 self.folder.facts["left_out"].setdefault(model.spec, {})[method.spec] = f"needs the tap {missing}"
                 continue
             with self.folder.stage(f"detect {method.spec}"):
@@ -204,36 +213,74 @@ class Runner:
                 elif missing:
                     result = self._refuse(method, f"needs the tap {missing} of {model.spec}")
                 else:
-                    result = self._scores(method, method.detector, parts, _place(model.spec, mask))
+                    origin = _origin(model.spec, mask)
+                    result = self._scores(method, method.detector, parts, _place(model.spec, mask), origin)
                 scored = result if isinstance(result, str) else {name: result[name] for name in self._scored(parts)}
                 calibrator = method.calibrator.spec if method.calibrator else ""
                 family = method.detector.family
                 tuned_on = self._tuned_on(method)
-                row = Row(model.spec, method.spec, family, model.preprocessing, calibrator, tuned_on)
+                texts = model.told(method.detector.taps)
+                row = Row(model.spec, method.spec, family, model.preprocessing, calibrator, tuned_on, texts)
                 self.recorder.detector(row, scored, parts, mask)
+
+    def _others_give(self, model: LoadedClassifier, taps: Sequence[str], mask: ClassMask | None) -> bool:
+        """Whether the ensemble or another model of the run has these taps, so that the method is not in vain."""
+        others = [other for other in self.settings.models if other is not model]
+        pooled = bool(self.settings.pools) and len(self.settings.models) + len(self.settings.members) > 1
+        return all(
+            pooled if tap == MEMBER_TAP else any(tap_under(tap, mask) not in o.classifier.tap_gaps for o in others)
+            for tap in taps
+        )
+
+    def _second_opinion(self, model: LoadedClassifier, parts: Parts, mask: ClassMask | None, opinion: Parts) -> None:
+        second = self.settings.second
+        if second is None or second.spec == model.spec:
+            return
+        spec = f"{second.spec}+mcm"
+        with self.folder.stage(f"detect {spec}"):
+            theirs, ours = self._rows[second.spec], self._rows[model.spec]
+            found = second_opinion(self._scored(_masked(opinion, mask)))
+            scores = {name: beside(values, theirs[name], ours[name]) for name, values in found.items()}
+            texts = f"second opinion of {second.spec} ({second.preprocessing}), {second.told()}"
+            row = Row(model.spec, spec, "vision-language", model.preprocessing, texts=texts)
+            self.recorder.detector(row, scores, parts, mask)
 
     def _tuned_on(self, method: Method) -> str:
         return self.suite.tuning.name if method.tuned and self.suite.tuning else ""
 
-    def _scores(self, method: Method, detector: Detector, parts: Parts, place: str) -> Scores | str:
-        """Scores of every scored part, or why there are none. `place` says whose they are, for run.json."""
+    def _scores(
+        self, method: Method, detector: Detector, parts: Parts, place: str, origin: Origin | None = None
+    ) -> Scores | str:
+        """Scores of every scored part, or why there are none.
+
+        Args:
+            method: the detector's.
+            detector: unfitted.
+            parts: what to score.
+            place: whose scores they are, for run.json.
+            origin: where other ranks find the parts, if they can.
+        """
         if method.calibrator is not None:
             calibrator = method.calibrator
             problem = self._fit_calibrator(calibrator, parts)
             if problem:
                 return self._refuse(method, problem)
             parts = {n: Outputs.from_logits(calibrator.log_probabilities(o.logits), o.labels) for n, o in parts.items()}
+            origin = None
         if method.tuned:
             found = self._tune(method, detector, parts, place)
             if isinstance(found, str):
                 return self._refuse(method, found)
             detector = found
         else:
-            problem = self._fit(detector, parts)
+            problem = self._fit(detector, parts, origin)
             if problem:
                 return self._refuse(method, problem)
         with torch.no_grad():
-            scores = {n: detector(outputs.to(self.settings.device)).cpu() for n, outputs in self._scored(parts).items()}
+            scores = {
+                name: self.settings.crew.scores(detector, outputs.to(self.settings.device), _at(origin, name))
+                for name, outputs in self._scored(parts).items()
+            }
         bad = sum(int((~values.isfinite()).sum()) for values in scores.values())
         return self._refuse(method, f"{bad} of its scores are NaN or infinite") if bad else scores
 
@@ -255,13 +302,15 @@ class Runner:
         found[method.spec] = {"chosen": repr(best), "trials": [asdict(trial) for trial in trials]}
         return best
 
-    def _fit(self, detector: Detector | LiveDetector, parts: Parts) -> str:
+    def _fit(self, detector: Detector | LiveDetector, parts: Parts, origin: Origin | None) -> str:
         """Why the detector cannot be fitted, or ""."""
         train = self._training(detector, parts)
         if isinstance(train, str):
             return train
+        learned = self.suite.calibration if detector.held_out else self.suite.fit
+        origin = _at(origin, learned.name, labelled=True) if learned else None
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self.settings.crew.sharing_sums(train, origin):
                 detector.fit(train)
         except ValueError as error:
             return str(error)
@@ -271,9 +320,7 @@ class Runner:
         """What the detector is fitted on, or why there is nothing."""
         learned = self.suite.calibration if detector.held_out else self.suite.fit
         if learned is not None:
-            train = parts[learned.name]
-            known = train.labels != UNKNOWN
-            train = train if bool(known.all()) else train.rows(known)
+            train = labelled(parts[learned.name])
         elif detector.needs == "train":
             return f"needs {'calibration' if detector.held_out else 'fit'} data; see --fit and --calibrate"
         else:
@@ -289,15 +336,16 @@ class Runner:
 
     def _pool_passes(self, model: LoadedClassifier, parts: Parts, mask: ClassMask | None) -> None:
         """The ensemble of one model's own further passes: MC dropout, and test-time augmentation."""
-        if not self.settings.pools or mask is not None:
-            return  # further passes are kept with all classes
+        if not self.settings.pools:
+            return
         pool = self.settings.pools[0]
         for tap in next(iter(parts.values())).taps:
             if not tap.startswith(PASS_TAPS):
                 continue
             with self.folder.stage(f"ensemble {tap}"):
                 members = {name: outputs.taps[tap].transpose(0, 1) for name, outputs in parts.items()}
-                row = Row(model.spec, f"{pool.spec}[{tap}]", pool.family, model.preprocessing)
+                spec = f"{pool.spec}[{tap}]"
+                row = Row(model.spec, spec, pool.family, model.preprocessing, texts=model.told())
                 try:
                     self._fit_pool(pool, parts, members)
                     result: Scores | str = {name: pool(members[name]) for name in self._scored(parts)}
@@ -320,7 +368,7 @@ class Runner:
         row = Row(name, pool.spec, pool.family, transform)
         with self.folder.stage(f"ensemble {pool.name}"):
             try:
-                parts = self._pooled(pool, members)
+                parts = self._pooled(pool, members, mask)
             except ValueError as error:
                 self.settings.say(f"{pool.spec} left out: {error}")
                 self.recorder.calibrator(row, str(error), members[0], mask)
@@ -337,7 +385,7 @@ class Runner:
                     row = Row(name, spec, detector.family, transform, pool.spec, self._tuned_on(method))
                     self.recorder.detector(row, scores, parts, mask)
 
-    def _pooled(self, pool: EnsemblePool, members: Sequence[Parts]) -> Parts:
+    def _pooled(self, pool: EnsemblePool, members: Sequence[Parts], mask: ClassMask | None) -> Parts:
         """The ensemble's outputs: its log-probabilities as logits, its members as a tap."""
         for part in self.suite.parts:
             if len({len(view[part.name]) for view in members}) > 1:
@@ -347,16 +395,30 @@ class Runner:
         pooled = {}
         for part in self.suite.parts:
             logits = stacked[part.name]
-            plain = Outputs.from_logits(pool(logits), members[0][part.name].labels)
+            plain = Outputs.from_logits(pool(logits))
+            rows = self._rows[self.settings.models[0].spec][part.name]
+            plain = plain.with_labels(labels_for(part.images, rows, plain, mask.classes if mask else None))
             pooled[part.name] = plain.with_taps({MEMBER_TAP: logits.transpose(0, 1)})
         return pooled
 
     def _masks(self) -> list[ClassMask | None]:
-        return list({task.mask.name if task.mask else "": task.mask for task in self.suite.tasks}.values())
+        return masks_of(self.suite)
 
     def _scored(self, parts: Parts) -> Parts:
         names = {part.name for part in self.suite.scored}
         return {name: outputs for name, outputs in parts.items() if name in names}
+
+
+def _runs_the_model(method: Method) -> bool:
+    return isinstance(method.detector, LiveDetector)
+
+
+def _origin(model: str, mask: ClassMask | None) -> Origin:
+    return Origin(model, mask.name if mask else "")
+
+
+def _at(origin: Origin | None, part: str, *, labelled: bool = False) -> Origin | None:
+    return replace(origin, part=part, labelled=labelled) if origin else None
 
 
 def _place(model: str, mask: ClassMask | None) -> str:
