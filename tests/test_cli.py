@@ -132,20 +132,22 @@ def test_results_go_to_stdout_and_everything_else_to_stderr(bench: Bench, photos
 
 
 def test_several_models_make_an_ensemble(bench: Bench, photos: Path, tmp_path: Path):
-    file = tmp_path / "other.safetensors"
-    torch.manual_seed(1)
-    save_file({name: torch.randn_like(value) for name, value in network().state_dict().items()}, file)
-    result = bench(*folders(photos, "--model", "test_cli:network", "--checkpoint", file, "--checkpoint", file))
+    files = [tmp_path / "early.safetensors", tmp_path / "late.safetensors"]
+    state = network().state_dict()
+    for file in files:
+        save_file({name: torch.randn_like(value) for name, value in state.items()}, file)
+    weights = [word for file in files for word in ("--checkpoint", file)]
+    result = bench(*folders(photos, "--model", "test_cli:network", *weights))
     assert result.code == 0, result.err
-    assert "ensemble[test_cli:network, test_cli:network]" in result.out
+    assert "ensemble[test_cli:network@early, test_cli:network@late]" in result.out
 
 
 def test_a_folder_of_snapshots_makes_an_ensemble(bench: Bench, photos: Path, tmp_path: Path):
     (tmp_path / "snapshots").mkdir()
+    state = network().state_dict()
     for epoch in (1, 2):
-        torch.manual_seed(epoch)
-        state = {name: torch.randn_like(value) for name, value in network().state_dict().items()}
-        save_file(state, tmp_path / "snapshots" / f"epoch{epoch}.safetensors")
+        snapshot = {name: torch.randn_like(value) for name, value in state.items()}
+        save_file(snapshot, tmp_path / "snapshots" / f"epoch{epoch}.safetensors")
     result = bench(*folders(photos, "--snapshots", tmp_path / "snapshots"))
     assert result.code == 0, result.err
     assert "ensemble[test_cli:network, test_cli:network@epoch1, test_cli:network@epoch2]" in result.out
@@ -227,7 +229,7 @@ BROKEN = {
     "ood without a name": (["--ood", "nowhere"], "write NAME=DIR"),
     "missing labels": (["--labels", "nowhere.csv"], "labels file 'nowhere.csv' does not exist"),
     "missing checkpoint": (["--checkpoint", "nowhere.pt"], "nowhere.pt"),
-    "no head": (["--model", "test_cli:headless", "--model", "test_cli:headless"], "no Linear is called"),
+    "no head": (["--model", "test_cli:headless"], "no Linear is called"),
     "nan logits": (["--model", "test_cli:sick"], "NaN logits for"),
     "unknown factory": (["--model", "test_cli:nothing"], "nothing"),
     "unknown timm model": (["--model", "timm:resnet5"], "resnet5"),

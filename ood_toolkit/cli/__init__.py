@@ -8,6 +8,7 @@ import typer
 
 from ood_toolkit.cli.bench import EXAMPLES, bench
 from ood_toolkit.cli.data import data
+from ood_toolkit.cli.interrupted import INTERRUPTED, Interrupted
 from ood_toolkit.cli.results import results
 
 # nothing heavy is imported here: --help must answer at once
@@ -25,25 +26,48 @@ app.callback(invoke_without_command=True, epilog=None, help="Scores detectors an
 app.add_typer(results)
 app.add_typer(data, name="data")
 
+# click's UsageError, or the one of the copy of click that newer versions of typer bring with them
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # pyright: ignore[reportAssignmentType]
+
 
 def main() -> None:
-    """The `ood-bench` command: wrong input ends with one line on stderr and exit code 2, a fault of code with 1."""
+    """The `ood-bench` command.
+
+    Wrong input ends with one line on stderr and exit code 2, a fault of code with 1, Ctrl-C with 130.
+    """
     if "" not in sys.path:
         sys.path.append("")  # my_pkg:MyDetector may lie in the current folder; installed packages come first
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without arrows and dashes shows question marks
     try:
-        app()
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            typer.echo("ood-bench: interrupted", err=True)
     except Exception as error:
         if os.environ.get("OOD_DEBUG"):
             raise
-        text = " ".join(str(error).split())
-        if isinstance(error, ValueError | OSError):
-            typer.echo(f"ood-bench: {text}", err=True)
-            raise SystemExit(2) from None
-        typer.echo(f"ood-bench: {type(error).__name__}: {text} (OOD_DEBUG=1 shows where)", err=True)
-        raise SystemExit(1) from None
+        line, code = _ending(error)
+        typer.echo(f"ood-bench: {line}", err=True)
+    if isinstance(code, int) and code:
+        raise SystemExit(code)
+
+
+def _ending(error: Exception) -> tuple[str, int]:
+    """What is said of an error, on one line, and the exit code."""
+    text = " ".join(str(error).split())
+    if isinstance(error, Interrupted):
+        return text, INTERRUPTED
+    if isinstance(error, typer.Abort):
+        return "aborted", 1
+    if isinstance(error, _UsageError):
+        context = getattr(error, "ctx", None)
+        message = " ".join(error.format_message().split()).rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
+        command = context.command_path if context else "ood-bench"
+        return f"{message[:1].lower()}{message[1:]}; see {command} --help", 2
+    if isinstance(error, ValueError | OSError):
+        return text, 2
+    return f"{type(error).__name__}: {text} (OOD_DEBUG=1 shows where)", 1
 
 
 if __name__ == "__main__":

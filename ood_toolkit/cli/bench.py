@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ood_toolkit.cli.interrupted import interruptible
 from ood_toolkit.cli.progress import progress_bars
 
 if TYPE_CHECKING:
+    from ood_toolkit.benchmarks.choices import Choices
     from ood_toolkit.benchmarks.results import RunFolder
 
 # \b keeps the line breaks of the paragraph that follows
@@ -172,9 +174,17 @@ def bench(
         cache=cache or default_cache(),
         strict=strict,
     )
-    with progress_bars() as progress:
+    with interruptible(_kept(choices)), progress_bars() as progress:
         folder = run(choices, say=lambda text: typer.echo(text, err=True), progress=progress)
     _show(folder, intervals=intervals, as_json=json_)
+
+
+def _kept(choices: "Choices") -> str:
+    """What Ctrl-C leaves, in words."""
+    return (
+        f"the same command resumes: the forward pass goes on from its last whole shard of 512 images in "
+        f"{str(choices.cache)!r}, and the numbers so far are in {str(choices.out)!r}"
+    )
 
 
 def _show(folder: "RunFolder", *, intervals: bool, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ood_toolkit.cli.interrupted import interruptible
 from ood_toolkit.cli.progress import progress_bars
 
 data = typer.Typer(help="Data sets: what there is, fetching, checking.", rich_markup_mode=None)
@@ -34,7 +35,7 @@ def data_get(
     """Fetches sets, with resume, checksum and path checks; shows licence and size first."""
     from ood_toolkit.datasets.commands import get_data
 
-    with progress_bars("bytes/s") as progress:
+    with interruptible("the same command resumes where the download stopped"), progress_bars("bytes/s") as progress:
         get_data(
             names,
             data_root,

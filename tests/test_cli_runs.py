@@ -1,0 +1,183 @@
+"""How a run ends early: interrupted, refused before the long part, or only planned."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from ood_toolkit import cli
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Bench = Callable[..., Result]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Bench:
+    """Runs `ood-bench` with exactly these words and a cache under tmp_path."""
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setenv("OOD_CACHE", str(tmp_path / "cache"))
+        monkeypatch.delenv("OOD_DEBUG", raising=False)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["ood-bench", *map(str, arguments)])
+        capfd.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0
+        return Result(code, *capfd.readouterr())
+
+    return call
+
+
+def network() -> nn.Module:
+    """Four classes, any image size."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+
+
+def twin() -> nn.Module:
+    """The same weights under another name."""
+    return network()
+
+
+class _Slow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return self.inner(images)
+
+
+def slow() -> nn.Module:
+    return _Slow()
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """known/{ant,bee,cow,doe}/*.png, strange/*.png, and this module importable for its factories."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    generator = np.random.default_rng(0)
+    for place, shift in [
+        *((f"known/{c}/{n}.png", k * 30) for k, c in enumerate(("ant", "bee", "cow", "doe")) for n in range(30)),
+        *((f"strange/{n}.png", 200) for n in range(20)),
+    ]:
+        file = tmp_path / "photos" / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((generator.integers(0, 50, (12, 12, 3)) + shift).astype(np.uint8)).save(file)
+    return tmp_path / "photos"
+
+
+def folders(photos: Path, *more: object, model: str = "test_cli_runs:network") -> tuple[object, ...]:
+    return ("--suite", "folders", "--model", model, "--id", photos / "known", "--ood", f"strange={photos / 'strange'}",
+            "--calibrators", "temperature", "--ensemble", "none", "--resamples", 0, "--out", photos.parent / "run",
+            *more)  # fmt: skip
+
+
+USAGE = {
+    "unknown option": (["--detector", "msp"], "no such option: --detector", "see ood-bench --help"),
+    "not a number": (["--seed", "x"], "invalid value for '--seed'", "see ood-bench --help"),
+    "out of range": (["--batch-size", "0"], "invalid value for '--batch-size'", "see ood-bench --help"),
+    "unknown command": (["tables"], "no such command 'tables'", "see ood-bench --help"),
+    "missing argument": (["table"], "missing argument 'runs'", "see ood-bench table --help"),
+    "unknown data command": (["data", "fetch"], "no such command 'fetch'", "see ood-bench data --help"),
+}
+
+
+@pytest.mark.parametrize("case", list(USAGE))
+def test_a_usage_error_is_one_line_and_exit_code_2(bench: Bench, case: str):
+    words, message, hint = USAGE[case]
+    result = bench(*words)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"ood-bench: {message}")
+    assert hint in result.err
+
+
+def test_ctrl_c_is_one_line_that_says_what_is_kept_and_the_same_command_resumes(photos: Path, tmp_path: Path):
+    for number in range(900):  # more than one shard
+        (photos / "strange" / f"more{number}.png").write_bytes((photos / "strange" / "0.png").read_bytes())
+    words = folders(photos, "--detectors", "msp", "--cache", tmp_path / "cache", "--batch-size", 8, "--workers", 0,
+                    model="test_cli_runs:slow")  # fmt: skip
+    command = [sys.executable, "-m", "ood_toolkit", *map(str, words)]
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=where, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "cache").glob("*/done/*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = (text.decode() for text in process.communicate(timeout=120))
+    assert process.returncode == 130
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("ood-bench: interrupted; the same command resumes")
+    assert str(tmp_path / "cache") in last
+    assert str(tmp_path / "run") in last
+    assert "Traceback" not in err
+    again = subprocess.run(command, env=where, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stderr
+    assert computed(again.stderr) < 120 + 920  # a whole shard came from the store
+
+
+def computed(err: str) -> int:
+    """How many images the run says it put through the model."""
+    lines = [line.split(": ", 1)[-1] for line in err.splitlines() if " images of " in line and " images/s)" in line]
+    return sum(int(line.split(" ")[0]) for line in lines)
+
+
+def test_ctrl_c_outside_a_run_is_one_line_too(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    def stop(text: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ood_toolkit.citations.bibtex", stop)
+    result = bench("cite", "energy")
+    assert (result.code, result.err) == (130, "ood-bench: interrupted\n")
+
+
+def test_a_model_given_twice_is_refused_before_it_is_loaded(bench: Bench, photos: Path):
+    result = bench(*folders(photos, "--model", "test_cli_runs:network"))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "test_cli_runs:network is given 2 times: it would be ensembled with itself" in result.err
+    member = bench(*folders(photos, "--member", "test_cli_runs:network"))
+    assert "ensembled with itself" in member.err
+
+
+def test_the_same_weights_under_two_names_are_refused(bench: Bench, photos: Path):
+    result = bench(*folders(photos, "--model", "test_cli_runs:twin"))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "test_cli_runs:network and test_cli_runs:twin have the same weights and preprocessing" in result.err
+
+
+def test_one_architecture_with_two_checkpoints_is_told_apart_by_their_names(bench: Bench, photos: Path, tmp_path: Path):
+    state = network().state_dict()
+    files = [tmp_path / "a" / "last.safetensors", tmp_path / "b" / "last.safetensors"]
+    for number, file in enumerate(files):
+        file.parent.mkdir()
+        save_file({name: value + number for name, value in state.items()}, file)
+    weights = [word for file in files for word in ("--checkpoint", file)]
+    result = bench(*folders(photos, "--model", "test_cli_runs:network", "--detectors", "msp", *weights))
+    assert result.code == 0, result.err
+    models = json.loads((tmp_path / "run" / "run.json").read_text())["models"]
+    assert list(models) == [f"test_cli_runs:network@{file.with_suffix('')}" for file in files]
+    same = bench(*folders(photos, "--model", "test_cli_runs:network", *weights[:2], *weights[:2]))
+    assert f"2 times with the checkpoint '{files[0]}'" in same.err
