@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ood_toolkit.detectors.ash import sum_ratio
+from ood_toolkit.detectors.ash import largest_mask, sum_ratio
 from ood_toolkit.detectors.base import Detector, Differentiable
 from ood_toolkit.detectors.energy import energy
 from ood_toolkit.detectors.layers import tap_spec
 from ood_toolkit.detectors.rectifier import checked_percentile
 from ood_toolkit.detectors.train_rows import subset
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.stats import largest_values
 
 TAP = "nudged_features"
 
@@ -29,8 +30,8 @@ def row_concentration(features: Float[Tensor, "N D"], percentiles: Float[Tensor,
     """`s₁ / s₂` of non-negative features: the sum of a row over that of its `D − round(D p / 100)` largest."""
     width = features.shape[1]
     kept = (width - (width * percentiles / 100).round().long()).clamp_min(1)
-    ranked = features.sort(dim=1, descending=True).values
-    ranked.masked_fill_(torch.arange(width, device=features.device) >= kept.unsqueeze(1), 0.0)
+    ranked = largest_values(features, int(kept.max())).sort(dim=1, descending=True).values
+    ranked.masked_fill_(torch.arange(ranked.shape[1], device=features.device) >= kept.unsqueeze(1), 0.0)
     return sum_ratio(features, ranked.sum(dim=1, keepdim=True))
 
 
@@ -108,11 +109,12 @@ class AdaptiveScaling(Detector):
     def strangeness(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """`Q′ = C_o + λ Q`: the nudged values of the k₁ % largest features, and the shifts of the k₂ % largest."""
         nudged = outputs.taps[self.taps[0]]
-        order = outputs.features.argsort(dim=1, descending=True, stable=True)
-        stable = nudged.relu().gather(1, order[:, : max(1, int(outputs.width * self.stable_percent / 100))])
-        shift = (outputs.features - nudged).abs()
-        shift = shift.gather(1, order[:, : max(1, int(outputs.width * self.shift_percent / 100))])
-        return stable.sum(dim=1) + self.shift_weight * shift.sum(dim=1)
+        stable, shifted = (
+            largest_mask(outputs.features, max(1, int(outputs.width * percent / 100)))
+            for percent in (self.stable_percent, self.shift_percent)
+        )
+        stable = (nudged.relu() * stable).sum(dim=1)
+        return stable + self.shift_weight * ((outputs.features - nudged).abs() * shifted).sum(dim=1)
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) energies of the scaled logits; higher = more out-of-distribution."""

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ood_toolkit.detectors.rectifier import Rectifier, checked_percentile
+from ood_toolkit.stats import largest_values
 
 
 def kept_count(width: int, percentile: float) -> int:
@@ -19,8 +20,12 @@ def largest(features: Float[Tensor, "N D"], percentile: float) -> Bool[Tensor, "
 
     The indices of `topk` would leave the choice among equals to the device, and after a ReLU equals are common: zeros.
     """
-    kept = kept_count(features.shape[1], percentile)
-    threshold = features.topk(kept, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    return largest_mask(features, kept_count(features.shape[1], percentile))
+
+
+def largest_mask(features: Float[Tensor, "N D"], kept: int) -> Bool[Tensor, "N D"]:
+    """Which features of a row belong to its `kept` largest; among equals, the first ones."""
+    threshold = largest_values(features, kept).amin(dim=1, keepdim=True)
     mask = features >= threshold
     if int(mask.count_nonzero()) > kept * len(features):
         tied = mask.sum(dim=1) > kept
@@ -43,7 +48,7 @@ def sum_ratio(features: Float[Tensor, "N D"], top: Float[Tensor, "N 1"]) -> Floa
 def concentration(features: Float[Tensor, "N D"], percentile: float) -> Float[Tensor, "N 1"]:
     """`s₁ / s₂`: the sum of all features over that of the `kept_count` largest; see `sum_ratio`."""
     kept = kept_count(features.shape[1], percentile)
-    return sum_ratio(features, features.topk(kept, dim=1, sorted=False).values.sum(dim=1, keepdim=True))
+    return sum_ratio(features, largest_values(features, kept).sum(dim=1, keepdim=True))
 
 
 class ActivationShaping(Rectifier):

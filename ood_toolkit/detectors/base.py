@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ood_toolkit.fitted import Fitted
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.stats import blocks
 
 if TYPE_CHECKING:
     from ood_toolkit.deploy import GuardedClassifier
@@ -39,6 +40,8 @@ class Detector(Fitted, ABC):
     """Cost of scoring one row, for `--list`: an order in C classes, D features, N training rows."""
     taps: ClassVar[tuple[str, ...]] = ()
     """Names of the taps (per-row tensors beside logits and features) that `fit` and `score` read."""
+    block_rows: ClassVar[int | None] = None
+    """Rows that `__call__` scores at once, None being what fits a cache. For scores with work to redo in each block."""
     sweep: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     """The values that automatic choice on a validation OOD set tries, by hyper-parameter; {} where there is none."""
 
@@ -54,7 +57,7 @@ class Detector(Fitted, ABC):
         """`score`, block by block, so that the memory does not grow with the number of rows."""
         if not len(outputs):
             return outputs.logits.new_zeros(0)
-        return torch.cat([self.score(batch) for batch in outputs.batches()])
+        return torch.cat([self.score(block) for block in blocks(outputs, self.block_rows)])
 
     def wrap(self, model: nn.Module, **settings: Any) -> "GuardedClassifier":
         """This detector and `model` as one module that classifies and says when not to believe it.

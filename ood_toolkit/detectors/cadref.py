@@ -10,6 +10,7 @@ from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.rectifier import HEAD_SCORES
 from ood_toolkit.detectors.train_rows import class_patterns
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.stats import blocks
 
 _PAPER = (
     "Ling et al., CADRef: Robust Out-of-Distribution Detection via Class-Aware Decoupled Relative Feature Leveraging, "
@@ -97,7 +98,7 @@ class CADRefDetector(Detector):
         """Learns the class means, the weight's signs and the mean confidence. Returns itself."""
         self.means = predicted_class_means(train, self.absent)
         self.signs = train.head.weight.sign()
-        total = torch.stack([self._confidence(batch.logits).double().sum() for batch in train.batches()]).sum()
+        total = torch.stack([self._confidence(batch.logits).double().sum() for batch in blocks(train)]).sum()
         self.mean_confidence = (total / len(train)).to(train.head.weight.dtype)
         return self
 

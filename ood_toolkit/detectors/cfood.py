@@ -42,6 +42,7 @@ class CFOODDetector(Detector):
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(αND)"
+    block_rows = 4096  # each block goes through the training rows
     reference: Float[Tensor, "M D"]
     radii: Float[Tensor, "M levels"]
     levels: Float[Tensor, " levels_and_one"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.msp import one_minus_msp
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import l2_normalise, nearest_point, present_classes
+from ood_toolkit.stats import blocks, l2_normalise, nearest_point, present_classes
 
 
 class MaxCosineDetector(Detector):
@@ -99,7 +99,7 @@ def _class_directions(train: Outputs, absent: str) -> Float[Tensor, "K D"]:
     """Unit-length class means, in float64."""
     counts = torch.zeros(train.classes, dtype=torch.int64, device=train.features.device)
     sums = torch.zeros(train.classes, train.width, dtype=torch.float64, device=train.features.device)
-    for batch in train.batches():
+    for batch in blocks(train):
         known = batch.labels >= 0
         counts += torch.bincount(batch.labels[known], minlength=train.classes)
         sums.index_add_(0, batch.labels[known], batch.features[known].double())

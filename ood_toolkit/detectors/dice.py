@@ -15,9 +15,11 @@ from ood_toolkit.outputs import Outputs
 def salient_weights(weight: Float[Tensor, "C D"], mean: Float[Tensor, " D"], percentile: float) -> Bool[Tensor, "C D"]:
     """Which weights have a contribution `mean_d · w_cd` above the percentile of all C·D contributions."""
     contributions = weight * mean
-    ranked = contributions.flatten().sort().values.double()  # torch.quantile refuses more than 2^24 numbers
-    position = percentile / 100 * (len(ranked) - 1)
-    below, above = ranked[int(position)], ranked[min(int(position) + 1, len(ranked) - 1)]
+    flat = contributions.flatten()
+    position = percentile / 100 * (len(flat) - 1)
+    # torch.quantile refuses more than 2^24 numbers
+    ranks = int(position) + 1, min(int(position) + 2, len(flat))
+    below, above = (flat.kthvalue(rank).values.double() for rank in ranks)
     return contributions > torch.lerp(below, above, position - int(position))
 
 

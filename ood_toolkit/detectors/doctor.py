@@ -4,8 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
-from ood_toolkit.detectors.msp import one_minus_msp
-from ood_toolkit.detectors.softmax import log_probabilities
+from ood_toolkit.detectors.softmax import odds_of_others, relative_terms
 from ood_toolkit.outputs import Outputs
 
 _PAPER = (
@@ -15,15 +14,16 @@ _PAPER = (
 
 def gini_odds(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     """`(1 − g) / g` with g = Σ_c p_c² (the paper's discriminator D_α)."""
-    logs = log_probabilities(logits)
-    g = (2 * logs).exp().sum(dim=-1)
-    return -(logs.exp() * logs.expm1()).sum(dim=-1) / g  # Σ p (1 − p), where 1 − g would round
+    _, below, ties = relative_terms(logits)
+    others = below.sum(dim=-1) + ties.squeeze(-1)
+    squares = below.square().sum(dim=-1) + ties.squeeze(-1)
+    # g = (1 + squares) / (1 + others)², and 1 − g, which would round, is Σ p (1 − p)
+    return (others * (2 + others) - squares) / (1 + squares)
 
 
 def error_odds(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     """`(1 − max p) / max p` (the paper's discriminator D_β)."""
-    error = one_minus_msp(logits)
-    return error / (1 - error)
+    return odds_of_others(logits).squeeze(-1)
 
 
 class DoctorAlphaDetector(Detector):

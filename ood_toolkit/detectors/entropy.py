@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
-from ood_toolkit.detectors.softmax import log_probabilities
+from ood_toolkit.detectors.softmax import relative_terms
 from ood_toolkit.outputs import Outputs
 
 
@@ -13,6 +13,14 @@ def entropy(log_probabilities: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
     """`−Σ_c p_c log p_c` of log-probabilities, in nats; a class with p = 0 adds 0."""
     finite = log_probabilities.clamp_min(torch.finfo(log_probabilities.dtype).min)
     return -(log_probabilities.exp() * finite).sum(dim=-1)
+
+
+def softmax_entropy(logits: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
+    """The entropy of the softmax, in nats: `log Z + Σ_c p_c (z_max − z_c)`, all terms positive."""
+    shifted, below, ties = relative_terms(logits)
+    others = below.sum(dim=-1) + ties.squeeze(-1)
+    spread = below.mul(shifted.clamp_min(torch.finfo(shifted.dtype).min)).sum(dim=-1)  # 0 × −inf would be NaN
+    return others.log1p() - spread / (1 + others)
 
 
 class EntropyDetector(Detector):
@@ -37,4 +45,4 @@ class EntropyDetector(Detector):
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) in [0, log C] nats; higher = more out-of-distribution."""
-        return entropy(log_probabilities(outputs.logits))
+        return softmax_entropy(outputs.logits)

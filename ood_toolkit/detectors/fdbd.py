@@ -47,6 +47,7 @@ class FDBDDetector(Detector):
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
+    block_rows = 4096  # each block measures the boundaries of the classes it predicts
     weight: Float[Tensor, "C D"]
     mean: Float[Tensor, " D"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import moments, present_classes, principal_axes
+from ood_toolkit.stats import blocks, moments, present_classes, principal_axes
 
 _COVARIANCE_NUMBERS = 1 << 24
 """What the covariances of all classes may hold by default: 128 MiB of float64."""
@@ -108,7 +108,7 @@ class GMMDetector(Detector):
         covariances = self.means.new_zeros(len(present), self.means.shape[1], self.means.shape[1])
         position = torch.full((train.classes,), -1, device=present.device)
         position[present] = torch.arange(len(present), device=present.device)
-        for batch in train.batches():
+        for batch in blocks(train):
             for number, rows in _by_class(self._reduced(batch.features), batch.labels, position):
                 about = rows - self.means[number]
                 covariances[number].addmm_(about.T, about)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.layers import layer_slices, tap_spec
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import present_classes
+from ood_toolkit.stats import blocks, present_classes
 
 
 def gram_rows(layer: Float[Tensor, "N D P"], powers: int) -> Float[Tensor, "N powers D"]:
@@ -170,7 +170,7 @@ class GramDetector(Detector):
     def _split(self, train: Outputs) -> Iterator[tuple[Outputs, Int[Tensor, " N"], Bool[Tensor, " N"]]]:
         """Batches with each row's class and whether it sets bounds, or is held out: every 1/holdout-th with a class."""
         before = 0
-        for batch in train.batches():
+        for batch in blocks(train):
             group = batch.predictions if self.group == "prediction" else batch.labels
             position = (before + (group >= 0).cumsum(dim=0)).double()
             before = int(position[-1])

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.softmax import class_means
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import nearest, present_classes, row_chunks, squared_distances
+from ood_toolkit.stats import blocks, nearest, present_classes, row_chunks, squared_distances
 
 PROTOTYPES = ("mixup", "mean")
 
@@ -43,6 +43,7 @@ class GROODDetector(Detector):
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(ND + CD)"
+    block_rows = 4096  # each block goes through the training rows
     class_prototypes: Float[Tensor, "C D"]
     ood_prototype: Float[Tensor, " D"]
     gradients: Float[Tensor, "M D"]
@@ -65,7 +66,7 @@ class GROODDetector(Detector):
         self.class_prototypes = means[present]
         mean = self.class_prototypes.mean(dim=0)
         self.ood_prototype = mean if self.prototype == "mean" else _mixed_prototype(train, means, present)
-        right = [batch.correct for batch in train.batches()]
+        right = [batch.correct for batch in blocks(train)]
         index = torch.cat(right).nonzero().flatten()
         if not len(index):
             raise ValueError("fitting needs a correctly classified training row, but there is none")
@@ -96,7 +97,7 @@ class GROODDetector(Detector):
 
 def _mixed_prototype(train: Outputs, means: Float[Tensor, "C D"], present: Int[Tensor, " K"]) -> Float[Tensor, " D"]:
     total = means.new_zeros(means.shape[1], dtype=torch.float64)
-    for batch in train.batches():
+    for batch in blocks(train):
         second = batch.logits[:, present].topk(min(2, len(present)), dim=1).indices[:, -1]
         total += (0.5 * batch.features + 0.5 * means[present[second]]).double().sum(dim=0)
     return (total / len(train)).to(means.dtype)

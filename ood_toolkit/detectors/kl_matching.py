@@ -16,7 +16,7 @@ def smallest_divergence(logits: Float[Tensor, "N C"], log_templates: Float[Tenso
     """`min_k KL(p ‖ d_k)`, p the softmax of the logits."""
     logs = log_probabilities(logits)
     # −Σ p log d is a mean of positive terms, so one matrix product keeps its relative precision
-    return (-(logs.exp() @ log_templates.T)).amin(dim=1) - entropy(logs)
+    return -(logs.exp() @ log_templates.T).amax(dim=1) - entropy(logs)
 
 
 class KLMatchingDetector(Detector):

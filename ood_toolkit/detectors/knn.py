@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import l2_normalise, nearest
+from ood_toolkit.stats import blocks, l2_normalise, nearest
 
 
 class KNNDetector(Detector):
@@ -33,6 +33,7 @@ class KNNDetector(Detector):
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(N·D)"
+    block_rows = 4096  # each block goes through the training rows
 
     bank: Float[Tensor, "M D"]
 
@@ -50,7 +51,7 @@ class KNNDetector(Detector):
         first = train.rows(slice(0, 1)).features
         bank = first.new_empty(len(train), train.width)
         start = 0
-        for batch in train.batches():
+        for batch in blocks(train):
             bank[start : start + len(batch)] = self._prepared(batch.features)
             start += len(batch)
         self.bank = bank

@@ -10,7 +10,7 @@ from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.layers import layer_slices, split_layers, tap_spec
 from ood_toolkit.detectors.mahalanobis import whiten
 from ood_toolkit.outputs import Head, Outputs
-from ood_toolkit.stats import moments, nearest_point, present_classes, whitening
+from ood_toolkit.stats import blocks, moments, nearest_point, present_classes, whitening
 
 
 class MahalanobisLayersDetector(Detector):
@@ -93,7 +93,7 @@ class MahalanobisLayersDetector(Detector):
         weights = self.weights or (1.0,) * len(layers)
         self.factors = torch.tensor(weights, dtype=torch.float64, device=tap.device)
         if self.scale == "std":
-            distances = torch.cat([self.distances(batch) for batch in train.batches()])
+            distances = torch.cat([self.distances(batch) for batch in blocks(train)])
             self.factors = self.factors / (distances.std(dim=0, correction=0) + 1e-10)
         return self
 

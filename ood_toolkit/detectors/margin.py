@@ -4,13 +4,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
-from ood_toolkit.detectors.softmax import log_probabilities
+from ood_toolkit.detectors.softmax import relative_terms
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.stats import largest_entries
 
 
 def softmax_margin(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     """`1 − (p₁ − p₂)` for the two most likely classes, without rounding where p₁ is almost 1."""
-    top = log_probabilities(logits).topk(2, dim=-1).values
+    shifted, below, ties = relative_terms(logits)
+    top = largest_entries(shifted, 2)[0] - (below.sum(dim=-1, keepdim=True) + ties).log1p()
     return top[..., 1].exp() - top[..., 0].expm1()
 
 
@@ -56,5 +58,5 @@ class LogitMarginDetector(Detector):
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) `−(z₁ − z₂)`, at most 0, in logit units; higher = more likely wrong, or out-of-distribution."""
-        top = outputs.logits.topk(2, dim=1).values
+        top, _ = largest_entries(outputs.logits, 2)
         return top[:, 1] - top[:, 0]

@@ -9,6 +9,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.msp import one_minus_msp
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.stats import blocks
 
 _MSP = -1.0
 """The learned p of a fit that fell back to MSP."""
@@ -20,7 +21,7 @@ def maxlogit_pnorm(logits: Float[Tensor, "N C"], p: float) -> Float[Tensor, " N"
     Logits that are all equal give 0.
     """
     centred = logits - logits.mean(dim=-1, keepdim=True)
-    return -torch.nn.functional.normalize(centred, p=p, dim=-1).amax(dim=-1)
+    return -centred.amax(dim=-1) / torch.linalg.vector_norm(centred, ord=p, dim=-1).clamp_min(1e-12)
 
 
 def area_under_risk_coverage(scores: Float[Tensor, " N"], wrong: Float[Tensor, " N"]) -> float:
@@ -72,7 +73,7 @@ class MaxLogitPNormDetector(Detector):
         grid = ([_MSP] if self.fallback else []) + [float(p) for p in range(self.largest_p + 1)]
         scores: list[list[Tensor]] = [[] for _ in grid]
         wrong: list[Tensor] = []
-        for batch in train.batches():
+        for batch in blocks(train):
             known = batch.labels >= 0
             wrong.append(~batch.correct[known])
             for parts, p in zip(scores, grid, strict=True):

@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
+from ood_toolkit.detectors.softmax import odds_of_others
 from ood_toolkit.outputs import Outputs
 
 
@@ -13,9 +14,7 @@ def one_minus_msp(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     A float32 softmax rounds to 1.0 from about 17 logit units on, and the ties this makes move AUROC. The sum of the
     other terms keeps full relative precision near 0.
     """
-    terms = (logits - logits.amax(dim=-1, keepdim=True)).exp()
-    # the largest term is exactly 1; without it the sum is of the others alone
-    others = terms.scatter(-1, logits.argmax(dim=-1, keepdim=True), 0.0).sum(dim=-1)
+    others = odds_of_others(logits).squeeze(-1)
     return others / (1 + others)
 
 

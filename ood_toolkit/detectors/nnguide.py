@@ -35,6 +35,7 @@ class NNGuideDetector(Detector):
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(ND)"
+    block_rows = 4096  # each block goes through the training rows
     bank: Float[Tensor, "M D"]
 
     def __init__(self, k: int = 10, alpha: float = 1.0, seed: int = 0) -> None:

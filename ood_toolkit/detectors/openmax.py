@@ -9,7 +9,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.softmax import class_means, right_labels
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import present_classes, squared_distances
+from ood_toolkit.stats import blocks, largest_entries, present_classes, squared_distances
 
 
 def weibull_fit(tails: Float[Tensor, "K M"]) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
@@ -91,7 +91,7 @@ class OpenMaxDetector(Detector):
     def _largest_distances(self, train: Outputs, means: Float[Tensor, "C C"]) -> Float[Tensor, "C tail"]:
         """For each class the largest distances of its rows to its mean, descending; NaN where there are too few."""
         best = means.new_full((train.classes, self.tail), -torch.inf)
-        for batch in train.batches():
+        for batch in blocks(train):
             label = right_labels(batch)
             distances = (batch.logits[label >= 0].double() - means[label[label >= 0]]).norm(dim=1)
             label = label[label >= 0]
@@ -109,12 +109,12 @@ class OpenMaxDetector(Detector):
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) probability of the unknown class, in [0, 1]; higher = more out-of-distribution."""
         logits = outputs.logits
-        distances = squared_distances(logits - self.centre, self.means).sqrt()
-        beyond = ((distances - self.starts + 1).clamp_min(0.0) / self.scales).pow(self.shapes)
-        outlier = -(-beyond).expm1()
         alpha = min(self.alpha, logits.shape[1])
-        ranked = logits.topk(alpha, dim=1).indices
+        top, ranked = largest_entries(logits, alpha)
+        distances = squared_distances(logits - self.centre, self.means).gather(1, ranked).sqrt()
+        beyond = ((distances - self.starts[ranked] + 1).clamp_min(0.0) / self.scales[ranked]).pow(self.shapes[ranked])
+        outlier = -(-beyond).expm1()
         shares = 1 - torch.arange(alpha, dtype=logits.dtype, device=logits.device) / self.alpha
-        taken = torch.zeros_like(logits).scatter_(1, ranked, shares.expand(len(logits), -1)) * outlier * logits
-        unknown = taken.sum(dim=1)
-        return (unknown - (logits - taken).logsumexp(dim=1)).sigmoid()
+        taken = shares * outlier * top
+        left = logits.scatter(1, ranked, top - taken)
+        return (taken.sum(dim=1) - left.logsumexp(dim=1)).sigmoid()

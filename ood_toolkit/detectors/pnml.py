@@ -10,7 +10,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.softmax import log_probabilities
 from ood_toolkit.outputs import Head, Outputs
-from ood_toolkit.stats import l2_normalise, whitening
+from ood_toolkit.stats import blocks, l2_normalise, whitening
 
 
 def regret(logits: Float[Tensor, "N C"], leverage: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
@@ -54,7 +54,7 @@ class PNMLDetector(Detector):
     def fit(self, train: Outputs) -> Self:
         """Learns the inverse correlation of the features, and the head; labels are not used. Returns itself."""
         correlation = torch.zeros(train.width, train.width, dtype=torch.float64, device=train.features.device)
-        for batch in train.batches():
+        for batch in blocks(train):
             rows = l2_normalise(batch.features.double())
             correlation += rows.T @ rows
         if not correlation.any():

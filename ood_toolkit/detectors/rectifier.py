@@ -11,17 +11,16 @@ from torch.nn.functional import linear
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.doctor import gini_odds
 from ood_toolkit.detectors.energy import energy
-from ood_toolkit.detectors.entropy import entropy
+from ood_toolkit.detectors.entropy import softmax_entropy
 from ood_toolkit.detectors.gen import generalised_entropy
 from ood_toolkit.detectors.margin import softmax_margin
 from ood_toolkit.detectors.msp import one_minus_msp
-from ood_toolkit.detectors.softmax import log_probabilities
 from ood_toolkit.outputs import Outputs
 
 HEAD_SCORES: dict[str, Callable[[Float[Tensor, "N C"]], Float[Tensor, " N"]]] = {
     "doctor_alpha": gini_odds,
     "energy": energy,
-    "entropy": lambda logits: entropy(log_probabilities(logits)),
+    "entropy": softmax_entropy,
     "gen": lambda logits: generalised_entropy(logits, gamma=0.1, top=100),
     "margin": softmax_margin,
     "maxlogit": lambda logits: -logits.amax(dim=-1),

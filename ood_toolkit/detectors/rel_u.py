@@ -9,6 +9,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.softmax import log_probabilities
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.stats import blocks
 
 
 class RelUDetector(Detector):
@@ -50,7 +51,7 @@ class RelUDetector(Detector):
         """Learns D from the labelled rows. Returns itself."""
         products = torch.zeros(2, train.classes, train.classes, dtype=torch.float64, device=train.logits.device)
         counts = [0, 0]
-        for batch in train.batches():
+        for batch in blocks(train):
             for wrong in (0, 1):
                 rows = (batch.labels >= 0) & (batch.correct != bool(wrong))
                 p = log_probabilities(batch.logits[rows].double() / self.temperature).exp()

@@ -41,6 +41,7 @@ class RelationDetector(Detector):
     needs = "train"
     reads = frozenset({"logits", "features"})
     cost = "O(N(C + D))"
+    block_rows = 4096  # each block goes through the training rows
     directions: Float[Tensor, "M D"]
     probabilities: Float[Tensor, "M C"]
 

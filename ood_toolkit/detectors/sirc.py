@@ -10,11 +10,10 @@ from torch.nn.functional import softplus
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.doctor import gini_odds
-from ood_toolkit.detectors.entropy import entropy
-from ood_toolkit.detectors.softmax import log_probabilities
+from ood_toolkit.detectors.entropy import softmax_entropy
 from ood_toolkit.detectors.vim import origin, residual
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import moments, one_group, principal_axes
+from ood_toolkit.stats import blocks, moments, one_group, principal_axes
 
 
 def log_one_minus_msp(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
@@ -25,7 +24,7 @@ def log_one_minus_msp(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
 
 def log_entropy(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     """`log H(p)`."""
-    return entropy(log_probabilities(logits)).clamp_min(torch.finfo(logits.dtype).tiny).log()
+    return softmax_entropy(logits).clamp_min(torch.finfo(logits.dtype).tiny).log()
 
 
 def log_one_minus_doctor(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
@@ -97,7 +96,7 @@ class SIRCDetector(Detector):
             raise ValueError("fitting needs training rows, but there are none")
         if self.secondary == "residual":
             self._learn_complement(train)
-        values = torch.cat([self._feature_score(batch.features) for batch in train.batches()]).double()
+        values = torch.cat([self._feature_score(batch.features) for batch in blocks(train)]).double()
         spread = values.std(correction=0).clamp_min(torch.finfo(torch.float64).tiny)
         self.location = (values.mean() - 3 * spread).to(train.head.weight.dtype)
         self.slope = (1 / spread).to(train.head.weight.dtype)

@@ -7,6 +7,28 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.stats import blocks
+
+
+def relative_terms(
+    logits: Float[Tensor, "... C"],
+) -> tuple[Float[Tensor, "... C"], Float[Tensor, "... C"], Float[Tensor, "... 1"]]:
+    """Logits less the largest; their exponentials, 0 where they are 1 and so the largest; how many tie with that.
+
+    The sum of such exponentials, and the ties, is the odds of all other classes against the largest: it keeps full
+    relative precision near 0, where the sum of all of them less 1 would round.
+    """
+    shifted = logits - logits.amax(dim=-1, keepdim=True)
+    terms = shifted.exp()
+    below = terms.frac()  # what is 1 becomes 0; a scatter would need argmax, which takes as long as all else here
+    ties = (terms.sum(dim=-1, keepdim=True) - below.sum(dim=-1, keepdim=True)).round() - 1
+    return shifted, below, ties
+
+
+def odds_of_others(logits: Float[Tensor, "... C"]) -> Float[Tensor, "... 1"]:
+    """`(1 − p) / p` of the largest probability p, without rounding near 0."""
+    _, below, ties = relative_terms(logits)
+    return below.sum(dim=-1, keepdim=True) + ties
 
 
 def log_probabilities(logits: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
@@ -15,9 +37,8 @@ def log_probabilities(logits: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
     There `torch.log_softmax` gives 0 from about 17 logit units on in float32; here it is `-log1p(sum of the others)`,
     so `expm1` of it is `p − 1` without rounding.
     """
-    shifted = logits - logits.amax(dim=-1, keepdim=True)
-    others = shifted.exp().scatter(-1, shifted.argmax(dim=-1, keepdim=True), 0.0).sum(dim=-1, keepdim=True)
-    return shifted - others.log1p()
+    shifted, below, ties = relative_terms(logits)
+    return shifted.sub_((below.sum(dim=-1, keepdim=True) + ties).log1p())
 
 
 def small_batches(train: Outputs) -> Iterator[Outputs]:
@@ -37,7 +58,7 @@ def class_means(
     """
     counts = torch.zeros(train.classes, dtype=torch.int64, device=train.logits.device)
     sums = torch.zeros(train.classes, 1, dtype=torch.float64, device=train.logits.device)
-    for batch in train.batches():
+    for batch in blocks(train):
         group = groups(batch)
         known = group >= 0
         values = rows(batch)[known].double()

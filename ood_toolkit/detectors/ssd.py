@@ -10,7 +10,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.mahalanobis import whiten
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import l2_normalise, moments, nearest_point, whitening
+from ood_toolkit.stats import blocks, l2_normalise, moments, nearest_point, whitening
 
 
 class SSDDetector(Detector):
@@ -75,7 +75,7 @@ def _directions(features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
 
 def _assigned(train: Outputs, points: Float[Tensor, "M D"]) -> Int[Tensor, " N"]:
     """The number of each row's nearest point."""
-    return torch.cat([nearest_point(_directions(batch.features), points)[1] for batch in train.batches()])
+    return torch.cat([nearest_point(_directions(batch.features), points)[1] for batch in blocks(train)])
 
 
 def _members(points: Float[Tensor, "M D"], cluster: int) -> Callable[[Outputs], Tensor]:
@@ -93,7 +93,7 @@ def _clustered(train: Outputs, clusters: int, sweeps: int, seed: int) -> Float[T
     points = _directions(train.rows(first).features)
     for _ in range(sweeps if clusters > 1 else 0):
         sums, counts = torch.zeros_like(points), torch.zeros(clusters, dtype=torch.int64, device=points.device)
-        for batch in train.batches():
+        for batch in blocks(train):
             rows = _directions(batch.features)
             number = nearest_point(rows, points)[1]
             sums.index_add_(0, number, rows)

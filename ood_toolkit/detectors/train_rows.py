@@ -8,13 +8,14 @@ from torch import Tensor
 
 from ood_toolkit.detectors.softmax import class_means
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.stats import blocks
 
 
 def feature_mean(train: Outputs) -> Float[Tensor, " D"]:
-    """The mean feature of all rows, labelled or not, summed in float64 and returned in the head's dtype."""
+    """The mean feature of all rows, labelled or not, sums of blocks added in float64, in the head's dtype."""
     if not len(train):
         raise ValueError("fitting needs training rows, but there are none")
-    total = sum(batch.features.double().sum(dim=0) for batch in train.batches())
+    total = sum(block.features.sum(dim=0).double() for block in blocks(train))
     return (total / len(train)).to(train.head.weight.dtype)  # pyright: ignore
 
 
@@ -47,15 +48,15 @@ def class_patterns(
     return torch.where(empty.unsqueeze(1), overall, means).to(train.head.weight.dtype)
 
 
-def subset(train: Outputs, number: int, seed: int) -> Iterator[Outputs]:
+def subset(train: Outputs, number: int, seed: int, *, step: int | None = None) -> Iterator[Outputs]:
     """`number` rows drawn without replacement, in their order in `train`, batch by batch. All rows if there are fewer.
 
     The draw is made on the CPU, so it is the same on every device.
     """
     if number >= len(train):
-        yield from train.batches()
+        yield from blocks(train, step)
         return
     drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))[:number].sort().values
-    step = max(64, (1 << 24) // (train.classes + train.width))
+    step = step or max(64, (1 << 22) // (train.classes + train.width))
     for start in range(0, number, step):
         yield train.rows(drawn[start : start + step])

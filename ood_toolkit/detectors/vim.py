@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.outputs import Head, Outputs
-from ood_toolkit.stats import moments, one_group, principal_axes
+from ood_toolkit.stats import blocks, moments, one_group, principal_axes
 
 
 def origin(head: Head, cutoff: float | None = None) -> Float[Tensor, " D"]:
@@ -23,7 +23,16 @@ def origin(head: Head, cutoff: float | None = None) -> Float[Tensor, " D"]:
     weight = head.weight.double()
     if cutoff is None:
         cutoff = max(weight.shape) * torch.finfo(torch.float32).eps
-    return -(torch.linalg.pinv(weight, rtol=cutoff) @ head.bias.double())
+    bias = head.bias.double()
+    if cutoff < 1e-6:
+        return -(torch.linalg.pinv(weight, rtol=cutoff) @ bias)
+    # above, squares of singular values keep enough digits, and their eigenvectors cost a third of an SVD
+    wide = weight.shape[0] <= weight.shape[1]
+    values, vectors = torch.linalg.eigh(weight @ weight.T if wide else weight.T @ weight)
+    inverse = torch.where(values > cutoff**2 * values[-1], 1 / values, 0.0)
+    if wide:
+        return -(weight.T @ (vectors @ (inverse * (vectors.T @ bias))))
+    return -(vectors @ (inverse * (vectors.T @ (weight.T @ bias))))
 
 
 def principal_dimension(dim: int | None, width: int, rows: int) -> int:
@@ -125,7 +134,7 @@ class ViMDetector(ResidualDetector):
         """Two sweeps over all rows, labelled or not: the subspace, then α."""
         super().fit(train)
         largest = lengths = torch.zeros((), dtype=torch.float64, device=self.centre.device)
-        for batch in train.batches():
+        for batch in blocks(train):
             largest = largest + batch.logits.amax(dim=1).double().sum()
             lengths = lengths + residual(batch.features, self.centre, self.complement).double().sum()
         self.alpha = largest / lengths

@@ -36,10 +36,12 @@ def row_histograms(
     values: Float[Tensor, "N K"], low: Float[Tensor, ""], high: Float[Tensor, ""], bins: int
 ) -> Int[Tensor, "N bins"]:
     """How many of each row's values lie in each of the equal bins from `low` to `high`, both ends included."""
-    cells = ((values - low) * (bins / (high - low).clamp_min(1e-12))).long().clamp_(0, bins - 1)
-    cells.masked_fill_((values < low) | (values > high), bins)  # the last bin is waste
-    cells += torch.arange(len(values), device=values.device).unsqueeze(1) * (bins + 1)
-    return torch.bincount(cells.flatten(), minlength=len(values) * (bins + 1)).view(-1, bins + 1)[:, :bins]
+    slots = bins + 2  # the first and the last are waste
+    # a hair narrower, so that `high` itself falls into the last bin
+    scale = (1 - 4 * torch.finfo(values.dtype).eps) * bins / (high - low).clamp_min(1e-12)
+    cells = ((values - low).mul_(scale)).add_(1).clamp_(0, bins + 1).int()
+    cells += torch.arange(0, len(values) * slots, slots, dtype=torch.int32, device=values.device).unsqueeze(1)
+    return torch.bincount(cells.flatten(), minlength=len(values) * slots).view(-1, slots)[:, 1:-1]
 
 
 def smoothed(density: Float[Tensor, "N bins"], size: int) -> Float[Tensor, "N bins"]:
@@ -91,6 +93,7 @@ class WeiPerDetector(Detector):
     needs = "train"
     reads = frozenset({"features"})
     cost = "O(rCD)"
+    block_rows = 8192  # the heads are drawn anew for each block
     weight: Float[Tensor, "C D"]
     bias: Float[Tensor, " C"]
     ranges: Float[Tensor, "2 2"]
@@ -127,10 +130,10 @@ class WeiPerDetector(Detector):
         self.weight = train.head.weight.clone()
         self.bias = train.head.bias.clone()
         rows = len(train) if self.rows is None else self.rows
-        ends = torch.stack([self._extremes(batch.features) for batch in subset(train, rows, self.seed)])
+        ends = torch.stack([self._extremes(batch.features) for batch in subset(train, rows, self.seed, step=8192)])
         self.ranges = torch.stack([ends[:, :, 0].amin(dim=0), ends[:, :, 1].amax(dim=0)], dim=1)
         plain = perturbed = 0.0
-        for batch in subset(train, rows, self.seed):
+        for batch in subset(train, rows, self.seed, step=8192):
             densities, densities_perturbed, _ = self._describe(batch.features)
             plain = plain + densities.double().sum(dim=0)
             perturbed = perturbed + densities_perturbed.double().sum(dim=0)
@@ -152,7 +155,10 @@ class WeiPerDetector(Detector):
 
     def _extremes(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "2 2"]:
         """Smallest and largest feature; smallest and largest perturbed logit."""
-        ends = [torch.stack(torch.aminmax(linear(features, weight, self.bias))) for weight in self._heads()]
+        parts = features.split(row_chunks(len(features), 16 * max(self.weight.shape)).step)
+        ends = [
+            torch.stack(torch.aminmax(linear(part, weight, self.bias))) for weight in self._heads() for part in parts
+        ]
         perturbed = torch.stack(ends)
         return torch.stack(
             [
@@ -169,7 +175,7 @@ class WeiPerDetector(Detector):
         plain = features.new_empty(len(features), self.bins)
         counts = torch.zeros(len(features), self.bins, dtype=torch.int64, device=features.device)
         unsure = features.new_zeros(len(features))
-        steps = row_chunks(len(features), 4 * max(self.weight.shape))
+        steps = row_chunks(len(features), 16 * max(self.weight.shape))  # 4 MiB of logits for 1000 classes
         blocks = [slice(start, start + steps.step) for start in steps]
         for block in blocks:
             plain[block] = row_histograms(features[block], low, high, self.bins) / features.shape[1]

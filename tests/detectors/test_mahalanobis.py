@@ -120,7 +120,7 @@ def test_normalised_distances_do_not_see_the_length_of_a_feature(outputs_like):
 def test_fitting_in_many_batches_is_fitting_at_once(outputs_like, monkeypatch):
     train, test = outputs_like(240), outputs_like(30, seed=1)
     whole = RMDSDetector().fit(train)(test)
-    monkeypatch.setattr("ood_toolkit.outputs._BATCH_NUMBERS", 1)  # 64 rows, the least
+    monkeypatch.setattr("ood_toolkit.stats._BLOCK_NUMBERS", 1)  # 64 rows, the least
     torch.testing.assert_close(RMDSDetector().fit(train)(test), whole, rtol=1e-9, atol=1e-9)
 
 
