@@ -1,12 +1,19 @@
 import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ood_toolkit.store import SHARD_ROWS, Store
+from ood_toolkit import store as store_module
+from ood_toolkit.store import SHARD_ROWS, Store, read_json
 
 ROWS = 2 * SHARD_ROWS + 5
 
@@ -121,3 +128,158 @@ def test_a_store_of_a_billion_rows_has_a_bounded_number_of_shards(tmp_path: Path
     assert len(shards) <= 1 << 15
     assert (shards[0].start, shards[-1].stop) == (0, 10**9)
     assert all(one.stop == two.start for one, two in pairwise(shards))
+
+
+def test_a_seal_does_not_vouch_for_files_that_changed_since(tmp_path: Path):
+    store, numbers = filled(tmp_path)
+    store.seal("g")
+    with (tmp_path / "x.bin").open("r+b") as file:
+        file.seek((SHARD_ROWS + 1) * 3 * 4)
+        file.write(b"\xff")
+    again = Store(tmp_path, ROWS, {"weights": "w"})
+    assert not again.sealed("g")
+    assert again.verify("g") == [1]
+    again.write("g", again.shards[1], {"x": numbers[SHARD_ROWS : 2 * SHARD_ROWS]}, {})
+    again.seal("g")
+    assert again.sealed("g")
+    assert torch.equal(again.columns("g")["x"], numbers)
+
+
+@pytest.mark.parametrize("left", [0, 3 * 4 * SHARD_ROWS, 3 * 4 * (SHARD_ROWS + 1)])
+def test_a_file_that_was_cut_short_costs_the_shards_beyond_the_cut(tmp_path: Path, left: int):
+    store, numbers = filled(tmp_path)
+    store.seal("g")
+    os.truncate(tmp_path / "x.bin", left)
+    again = Store(tmp_path, ROWS, {"weights": "w"})
+    torn = again.verify("g")
+    assert torn == ([0, 1, 2] if left == 0 else [1, 2])
+    for number in torn:
+        shard = again.shards[number]
+        again.write("g", shard, {"x": numbers[shard.start : shard.stop]}, {})
+    assert torch.equal(again.columns("g")["x"], numbers)
+
+
+def test_a_shard_of_another_store_is_foreign_here(tmp_path: Path):
+    store, _ = filled(tmp_path / "one")
+    filled(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "done" / "g-000000.json", tmp_path / "one" / "done" / "g-000002.json")
+    assert store.verify("g") == [2]
+
+
+def test_an_incomplete_group_is_not_sealed(tmp_path: Path):
+    store, _ = filled(tmp_path)
+    (tmp_path / "done" / "g-000001.json").unlink()
+    store.seal("g")
+    assert not store.sealed("g")
+    assert store.done("g") == {0, 2}
+
+
+def test_a_sealed_group_still_names_its_unreadable_rows(tmp_path: Path):
+    store = Store(tmp_path, 4, {})
+    store.write("g", store.shards[0], {"x": torch.zeros(4, 2)}, {2: "truncated"})
+    store.seal("g")
+    assert Store(tmp_path, 4, {}).unreadable("g") == {2: "truncated"}
+
+
+def test_a_whole_shard_is_not_written_twice(tmp_path: Path):
+    store, numbers = filled(tmp_path)
+    store.write("g", store.shards[0], {"x": numbers[:SHARD_ROWS] + 1e-6}, {})
+    assert store.verify("g") == []
+    assert torch.equal(store.columns("g")["x"], numbers)
+
+
+def test_what_a_store_is_about_may_change_without_making_it_another(tmp_path: Path):
+    filled(tmp_path)
+    Store(tmp_path, ROWS, {"weights": "w"}, {"images": "birds"})
+    Store(tmp_path, ROWS, {"weights": "w"}, {"model": "timm:resnet50"})
+    assert read_json(tmp_path / "about.json") == {"images": "birds", "model": "timm:resnet50"}
+    assert Store.found(tmp_path).groups == ["g"]
+
+
+def test_a_cache_that_is_only_read_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _, numbers = filled(tmp_path)
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(store_module, "replace_text", refuse)
+    store = Store(tmp_path, ROWS, {"weights": "w"}, {"images": "birds"})
+    assert torch.equal(store.columns("g")["x"], numbers)
+
+
+FILL = """
+import sys
+from pathlib import Path
+import torch
+from ood_toolkit.store import Store
+path, seed, rows = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+store = Store(path, rows, {"weights": "w"})
+for shard in store.shards:
+    numbers = torch.arange(shard.start, shard.stop).view(-1, 1) % 97 + seed * torch.full((64,), 1000.0)
+    store.write("g", shard, {"x": numbers}, {})
+store.seal("g")
+"""
+
+
+def test_two_processes_that_fill_one_store_at_once_leave_whole_shards_of_the_one_or_the_other(tmp_path: Path):
+    rows = 40 * SHARD_ROWS + 3
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", FILL, str(tmp_path / "store"), str(seed), str(rows)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in (1, 2)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.wait(60) for process in processes] == [0, 0]
+    for process in processes:
+        process.communicate()
+    store = Store(tmp_path / "store", rows, {"weights": "w"})
+    assert store.sealed("g")
+    assert store.verify("g") == []
+    seeds = (store.columns("g")["x"] - torch.arange(rows).view(-1, 1) % 97) / 1000
+    assert {float(seeds[shard.start, 0]) for shard in store.shards} <= {1.0, 2.0}
+    for shard in store.shards:
+        assert (seeds[shard.start : shard.stop] == seeds[shard.start, 0]).all()
+
+
+def test_a_store_larger_than_memory_opens_and_gives_a_row_in_milliseconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    width = 2048
+    rows = (memory + (1 << 30)) // (2 * width)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 60, 0, 1 << 60))  # pyright: ignore
+    store = Store(tmp_path, rows, {})
+    number = rows // store.shard_rows // 2
+    shard = store.shards[number]
+    numbers = torch.randn(len(shard.rows), width, generator=torch.Generator().manual_seed(0)).half()
+    store.write("g", shard, {"x": numbers}, {})
+    assert (tmp_path / "x.bin").stat().st_size > memory
+    before, started = own_memory(), time.process_time()
+    column = Store(tmp_path, rows, {}).columns("g")["x"]
+    row = column[shard.start + 7].clone()
+    seconds, grown = time.process_time() - started, own_memory() - before
+    assert torch.equal(row, numbers[7])
+    assert seconds < 0.05
+    assert grown < 8 << 20
+
+
+def own_memory() -> int:
+    """Bytes of this process's memory that no file stands behind."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("memory is read from /proc")
+    found = next(line for line in status.read_text().splitlines() if line.startswith("RssAnon"))
+    return int(found.split()[1]) << 10
