@@ -3,8 +3,10 @@
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from ood_toolkit.benchmarks.imagenet import CLASSES, Learning
+from ood_toolkit.benchmarks.mos import MOS, mos_suite
 from ood_toolkit.benchmarks.natural_adversarial import (
     NATURAL_ADVERSARIAL_SUITES,
     Protocol,
@@ -13,7 +15,7 @@ from ood_toolkit.benchmarks.natural_adversarial import (
 )
 from ood_toolkit.benchmarks.openood import FAR, GROUPS, NEAR, openood_suite
 from ood_toolkit.benchmarks.published import SetName, compare_accuracy, published_openood
-from ood_toolkit.benchmarks.shifted import shift_suite, shift_suites
+from ood_toolkit.benchmarks.shifted import ShiftProtocol, shift_suite, shift_suites
 from ood_toolkit.benchmarks.suite import Suite
 from ood_toolkit.datasets.locate import ROOT_VARIABLE
 from ood_toolkit.records import Record
@@ -22,19 +24,24 @@ OPENOOD = "openood-imagenet"
 
 
 def imagenet_suites() -> tuple[str, ...]:
-    """The names that `imagenet_suite` knows; ImageNet-C ones take a corruption and severity behind."""
-    return (*NATURAL_ADVERSARIAL_SUITES, OPENOOD, *shift_suites())
+    """The names that `imagenet_suite` knows; some take a part behind a slash, see `shift_suite`."""
+    return (*NATURAL_ADVERSARIAL_SUITES, OPENOOD, MOS, *shift_suites())
 
 
 def imagenet_suite(
-    name: str, root: Path | None, *, protocol: Protocol = "official", learning: Learning | None = None
+    name: str,
+    root: Path | None,
+    *,
+    protocol: Protocol | ShiftProtocol = "official",
+    learning: Learning | None = None,
 ) -> Suite:
     """The suite of that name; underscores stand for hyphens.
 
     Args:
         name: one of `imagenet_suites()`.
         root: the data root, or None where the user gave none.
-        protocol: the rules, for ImageNet-A and -O; "full-1000way" also lifts the mask of ImageNet-R.
+        protocol: the rules, for ImageNet-A and -O; "full-1000way" also lifts the mask of ImageNet-R, and "masked" lays
+            one on ObjectNet and DomainNet.
         learning: what methods learn from.
 
     Raises:
@@ -46,12 +53,14 @@ def imagenet_suite(
     if not root.is_dir():
         raise ValueError(f"data root {str(root)!r} is no folder")
     if plain in NATURAL_ADVERSARIAL_SUITES:
-        return natural_adversarial_suite(plain, root, protocol=protocol, learning=learning)
-    if protocol not in ("official", "full-1000way"):
+        return natural_adversarial_suite(plain, root, protocol=protocol, learning=learning)  # pyright: ignore
+    if protocol not in get_args(ShiftProtocol):
         raise ValueError(f"the protocol {protocol!r} is about ImageNet-A and ImageNet-O, not {plain!r}")
-    if plain == OPENOOD:
-        return openood_suite(root, learning=learning)
-    return shift_suite(plain, root, masked=protocol == "official", learning=learning)
+    if plain in (OPENOOD, MOS):
+        if protocol == "masked":
+            raise ValueError(f"the suite {plain!r} is about all 1000 classes, so it has no protocol 'masked'")
+        return (openood_suite if plain == OPENOOD else mos_suite)(root, learning=learning)
+    return shift_suite(plain, root, protocol=protocol, learning=learning)  # pyright: ignore
 
 
 def canonical_name(name: str) -> str:

@@ -1,65 +1,131 @@
-"""ImageNet classes under another distribution: ImageNetV2, -R, -Sketch, -C, Stylized-ImageNet, one set at a time."""
+"""ImageNet classes under another distribution, one set at a time: ImageNetV2, -R, -Sketch, -C, -P, -Hard and others."""
 
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
-from ood_toolkit.benchmarks.imagenet import CLASSES, STAND_IN, Learning, imagenet_views, learned, validation
+from ood_toolkit.benchmarks.imagenet import (
+    CLASSES,
+    STAND_IN,
+    Learning,
+    Validation,
+    imagenet_views,
+    learned,
+    validation,
+)
 from ood_toolkit.benchmarks.suite import ClassMask, Part, Suite, Task
+from ood_toolkit.datasets import ImageSet, SubsetImages
+from ood_toolkit.datasets.accepted import AcceptingImages
 from ood_toolkit.datasets.catalogue import CatalogueEntry, catalogue, entry
-from ood_toolkit.datasets.classes import class_list
-from ood_toolkit.datasets.combined import below
-from ood_toolkit.datasets.locate import open_set
+from ood_toolkit.datasets.classes import class_indices, folder_map
+from ood_toolkit.datasets.corrupted import CORRUPTIONS, CorruptedImages
+from ood_toolkit.datasets.locate import how_to_get, open_set
 
-_READ = ("wnid", "wnid-deep", "index")
+ShiftProtocol = Literal["official", "masked", "full-1000way"]
+"""official: as the set's authors evaluate. masked: the logits are cut to the set's classes, where it has fewer than
+1000. full-1000way: all 1000 logits count."""
+
+OWN = "imagenet-c-own"
+"""ImageNet-C made here, from the validation images that are there."""
+_MAPPED = ("mapped", "mapped-deep")
+_READ = ("wnid", "wnid-deep", "index", "frames", "parquet", *_MAPPED)
+_WITHIN = {"wnid-deep": "<corruption>/3", "frames": "<perturbation>", "mapped-deep": "<domain>"}
+"""What must be named behind a set that is too large, or too mixed, to be scored as a whole."""
+_TASKS = ("misclassification", "calibration")
 
 
 def shift_suites() -> tuple[str, ...]:
     """The names that `shift_suite` knows."""
-    return tuple(
+    named = [
         name
         for name, known in catalogue().items()
         if known.use == "shift" and known.labels in _READ and known.class_list is not None and name != "imagenet-a"
-    )
+    ]
+    return tuple(sorted([*named, OWN]))
 
 
-def shift_suite(name: str, root: Path, *, masked: bool = True, learning: Learning | None = None) -> Suite:
+def shift_suite(
+    name: str, root: Path, *, protocol: ShiftProtocol = "official", learning: Learning | None = None
+) -> Suite:
     """Misclassification and calibration on one shifted set, beside the validation images of the same classes.
 
+    Where several ImageNet classes stand for one of the set's (ObjectNet, DomainNet), or an image has several
+    (ImageNet-Hard), a prediction is right if it is any of them.
+
     Args:
-        name: of the set; for ImageNet-C with corruption and severity, e.g. "imagenet-c-blur/defocus_blur/3".
+        name: of the set; with a part of it behind a slash where it has parts: corruption and severity of ImageNet-C
+            ("imagenet-c-blur/defocus_blur/3") or of one's own ("imagenet-c-own/fog/3"), the perturbation of ImageNet-P
+            ("imagenet-p/tilt"), the domain of DomainNet ("domainnet/sketch").
         root: the data root.
-        masked: cut the logits to the classes of the set, where it has fewer than 1000 (ImageNet-R: 200).
+        protocol: which classes count. The authors of ObjectNet and of ImageNet-D's class map let all 1000 count,
+            those of ImageNet-R cut to its 200.
         learning: what methods learn from; from ImageNetV2 only where that is not itself scored.
 
     Raises:
-        ValueError: unknown name, or data that is absent.
+        ValueError: unknown name or protocol, or data that is absent.
     """
-    set_name, _, folder = name.partition("/")
+    if protocol not in get_args(ShiftProtocol):
+        raise ValueError(f"no protocol is named {protocol!r}; known: {', '.join(get_args(ShiftProtocol))}")
+    set_name, _, within = name.partition("/")
+    if set_name.replace("_", "-") == OWN:
+        return _own_corruption(within, root, learning or Learning())
     known = entry(set_name)
     if known.name not in shift_suites():
         raise ValueError(f"no suite is named {name!r}; known shifted sets: {', '.join(shift_suites())}")
-    if known.labels == "wnid-deep" and not folder:
-        raise ValueError(f"say which corruption and severity, e.g. {known.name}/<corruption>/3")
-    images = open_set(known, root)
-    images = below(images, folder) if folder else images
-    shifted = Part(images.name, images, None, "")
-    clean, fit, calibration = _clean(known, root, learning or Learning(), masked=masked)
-    mask = _mask(known) if masked else None
-    parts = [shifted, clean] if clean is not None else [shifted]
-    tasks = [Task(kind, part.name, part, None, mask) for kind in ("misclassification", "calibration") for part in parts]
+    if known.labels in _WITHIN and not within:
+        raise ValueError(f"say which part of {known.name}, e.g. {known.name}/{_WITHIN[known.labels]}")
+    images = open_set(known, root, within=within)
+    whole = f"{known.name}/{within.rstrip('/')}" if within else known.name
+    subset = _subset(known)
+    mask = subset if protocol == "masked" or (protocol == "official" and known.labels not in _MAPPED) else None
+    clean, fit, calibration = _clean(known, root, learning or Learning(), masked=mask is not None)
+    parts = [Part(whole, images, None, ""), *([clean] if clean is not None else [])]
     sizes = " and ".join(f"{len(part):,} images of {part.name}" for part in parts)
     view = f"logits cut to its {len(mask.classes)} classes" if mask else "all 1000 logits count"
+    several = " A prediction is right if it is any of an image's classes." if _several(images) else ""
     faults = "".join(f" {fault}" for fault in known.faults)
     return Suite(
-        name=images.name,
-        caption=f"{known.title}: {known.about} {sizes}; {view}; a wrong prediction is positive.{faults}",
-        tasks=tasks,
+        name=whole,
+        caption=f"{known.title}: {known.about} {sizes}; {view}; a wrong prediction is positive.{several}{faults}",
+        tasks=[Task(kind, part.name, part, None, mask) for kind in _TASKS for part in parts],
         fit=fit,
         calibration=calibration,
         protocol="masked" if mask else "full-1000way",
         notes=known.faults,
-        views=imagenet_views("imagenet-1k", _mask(known)),
+        views=imagenet_views("imagenet-1k", subset),
+    )
+
+
+def _own_corruption(which: str, root: Path, learning: Learning) -> Suite:
+    """Validation images under one corruption, beside the same images without it; what is learned from is clean."""
+    corruption, _, text = which.partition("/")
+    if not text.isdecimal():
+        names = ", ".join(name for group in CORRUPTIONS.values() for name in group)
+        raise ValueError(f"say which corruption and severity, e.g. {OWN}/fog/3; known: {names}; severities 1 to 5")
+    known = validation(root, range(CLASSES))
+    if known is None:
+        raise ValueError(f"{OWN} corrupts ImageNet validation images. {how_to_get(entry('imagenet-1k'))}")
+    chosen = learned(root, known, range(CLASSES), learning)
+    rows = torch.arange(len(known.images))
+    rows = rows[~torch.isin(rows, chosen.withheld)]
+    source = "ImageNet validation" if known.official else "ImageNetV2 in place of validation"
+    clean = Part("imagenet-1k", known.images, rows, source)
+    scored = known.images if len(rows) == len(known.images) else SubsetImages(known.images, rows.tolist())
+    name = f"{OWN}/{corruption}/{text}"
+    corrupted = Part(name, CorruptedImages(scored, corruption, int(text), seed=learning.seed, name=name))
+    return Suite(
+        name=name,
+        caption=f"{len(rows):,} images of {source} under {corruption} at severity {text}, made here, beside the same "
+        "images without it; all 1000 logits count; a wrong prediction is positive. The recipe is ImageNet-C's, the "
+        "pixels are not those of its files, so numbers are not comparable with published ones.",
+        tasks=[Task(kind, part.name, part) for kind in _TASKS for part in (corrupted, clean)],
+        fit=chosen.fit,
+        calibration=chosen.calibration,
+        protocol="full-1000way",
+        views=imagenet_views("imagenet-1k", None),
     )
 
 
@@ -67,20 +133,37 @@ def _clean(
     known: CatalogueEntry, root: Path, learning: Learning, *, masked: bool
 ) -> tuple[Part | None, Part | None, Part | None]:
     """Validation images of the same classes, and what is learned from; ImageNetV2 is neither where it is scored."""
-    classes = set(class_list(known.class_list or "imagenet1k").values()) if masked else set(range(CLASSES))
+    own = set(class_indices(known.class_list or "imagenet1k"))
+    classes: Collection[int] = own if masked else range(CLASSES)
     images = validation(root, classes)
     if images is not None and not images.official:
         images = None
     if known.name == STAND_IN and learning.source in ("auto", "v2"):
-        learning = Learning(source="validation" if images else "none", seed=learning.seed)
+        learning = replace(learning, source="validation" if images else "none")
     chosen = learned(root, images, classes, learning)
     if images is None:
         return None, chosen.fit, chosen.calibration
-    rows = torch.arange(len(images.images))
-    part = Part("imagenet-1k", images.images, rows[~torch.isin(rows, chosen.withheld)], f"{len(classes)} classes")
+    rows = images.rows_of(own)
+    rows = rows[~torch.isin(rows, chosen.withheld)]
+    part = Part("imagenet-1k", _alike(known, images), rows, f"{len(own)} classes")
     return part, chosen.fit, chosen.calibration
 
 
-def _mask(known: CatalogueEntry) -> ClassMask | None:
-    classes = list(class_list(known.class_list or "imagenet1k").values())
+def _alike(known: CatalogueEntry, clean: Validation) -> ImageSet:
+    """The validation images, judged as the set's are: every class that is right there for their own is right here."""
+    if known.labels not in _MAPPED:
+        return clean.images
+    groups = {index: group for group in folder_map(known.class_list or "").values() for index in group}
+    return AcceptingImages(clean.images, [groups.get(label, (label,)) for label in clean.images.labels.tolist()])
+
+
+def _several(images: ImageSet) -> bool:
+    """Some image has several classes that are right."""
+    accepted: torch.Tensor | None = getattr(images, "accepted", None)
+    return accepted is not None and accepted.shape[1] > 1
+
+
+def _subset(known: CatalogueEntry) -> ClassMask | None:
+    """The set's classes, where it has fewer than ImageNet-1k."""
+    classes = class_indices(known.class_list or "imagenet1k")
     return ClassMask(known.name, torch.tensor(classes)) if len(classes) < CLASSES else None

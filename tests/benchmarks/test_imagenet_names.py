@@ -54,7 +54,7 @@ def test_one_corruption_at_one_severity_is_a_suite(root: Path):
     suite = imagenet_suite("imagenet-c-blur/defocus_blur/3", root)
     assert suite.name == "imagenet-c-blur/defocus_blur/3"
     assert len(suite.tasks[0].id) == 2
-    with pytest.raises(ValueError, match="say which corruption and severity"):
+    with pytest.raises(ValueError, match="say which part of imagenet-c-blur, e"):
         imagenet_suite("imagenet-c-blur", root)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from ood_toolkit import metrics
 from ood_toolkit.benchmarks.imagenet import Learning
@@ -21,6 +20,7 @@ from ood_toolkit.benchmarks.runner import Runner, Settings
 from ood_toolkit.extract import Extractor
 from ood_toolkit.models import Classifier, LoadedClassifier
 from ood_toolkit.models.transforms import ImageTransform
+from tests.benchmarks.tiny import Pooled, photograph, to_tensor
 from tests.datasets.official import as_shards, as_tar
 
 PROTOCOL = Path(__file__).parents[2].parent / "shared" / "protocol"
@@ -46,15 +46,6 @@ def facts() -> dict[str, Any]:
     }
 
 
-def photograph(path: Path, seed: int, mode: str = "RGB") -> None:
-    draw = np.random.default_rng(seed)
-    coarse = draw.integers(0, 256, (3, 3, 4)).repeat(8, axis=0).repeat(8, axis=1)
-    noise = np.clip(coarse + draw.integers(-20, 20, coarse.shape), 0, 255).astype(np.uint8)
-    image = Image.frombytes("CMYK", (24, 24), noise.tobytes()) if mode == "CMYK" else Image.fromarray(noise[:, :, :3])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.convert(mode).save(path, format="JPEG")
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, facts: dict[str, Any]) -> Path:
     """Folders as the official tars unpack: 150 images of ImageNet-A, 48 of ImageNet-O, validation images, READMEs."""
@@ -77,24 +68,6 @@ def root(tmp_path_factory: pytest.TempPathFactory, facts: dict[str, Any]) -> Pat
             seed += 1
             photograph(root / "imagenet-1k" / "val" / f"ILSVRC2012_val_{number:08d}.JPEG", seed)
     return root
-
-
-class Pooled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        self.head = nn.Linear(27, 1000)
-        self.head.weight.data = 5 * torch.randn(1000, 27, generator=generator)
-        self.head.bias.data = torch.randn(1000, generator=generator)
-        # classes that are there (tench, goldfish, stingray, …) win often enough to be right now and then
-        self.head.bias.data[[0, 1, 6, 11, 51, 70, 954, 988]] += 20
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(nn.functional.avg_pool2d(images, 8).flatten(1))
-
-
-def to_tensor(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def run(root: Path, out: Path, suite: str, protocol: Any = "official", detectors: str = "msp") -> RunFolder:
