@@ -7,14 +7,24 @@ ours. The bootstrap has no peer: its line gives the time of all columns of a tab
 """
 
 import argparse
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import torch
 
 from ood_toolkit import metrics as m
+from ood_toolkit.benchmarks.measure import Bootstrap
+from ood_toolkit.benchmarks.recording import Recorder, Row
+from ood_toolkit.benchmarks.results import RunFolder
+from ood_toolkit.benchmarks.suite import Part, Suite, Task
+from ood_toolkit.datasets import ImageSet
+from ood_toolkit.outputs import Outputs
 
 ANOMALY = ["auroc", "aupr", "fpr_at_tpr"]
 MISCLASSIFICATION = ["auroc", "aupr", "aupr_id", "fpr_at_tpr", "aurc"]
@@ -55,6 +65,34 @@ def table_row(probabilities: np.ndarray, labels: np.ndarray, id_scores: np.ndarr
         two_sample(id_scores, ood_scores)
 
 
+def recorded(detectors: int, id_scores: np.ndarray, errors: int, outliers: int) -> None:
+    """What `ood-bench` does with the scores of one detector after the other: records, intervals, files."""
+    rows = len(id_scores)
+    labels = torch.zeros(rows + outliers, dtype=torch.int64)
+    logits = torch.zeros(rows + outliers, 2)
+    logits[:, 0] = 1
+    logits[rows - errors :, 1] = 2
+    sets = {"id": slice(0, rows), "ood": slice(rows, None)}
+    outputs = {name: Outputs.from_logits(logits[of], labels[of]) for name, of in sets.items()}
+    names = [[f"{number}.jpg" for number in range(size)] for size in (rows, outliers)]
+    parts = [
+        Part(name, cast(ImageSet, SimpleNamespace(fingerprint=name, ids=ids)), rows=torch.arange(len(ids)))
+        for name, ids in zip(sets, names, strict=True)
+    ]
+    suite = Suite("simulated", "", [Task("misclassification", "id", parts[0]), Task("anomaly", "ood", *parts)])
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunFolder(Path(folder), {})
+        run.scores.ids = dict(zip(sets, names, strict=True))
+        recorder = Recorder(suite, run, Bootstrap(), 0)
+        for number in range(detectors):
+            noise = torch.Generator().manual_seed(number)
+            scores = {
+                "id": torch.from_numpy(id_scores) + torch.randn(rows, generator=noise),
+                "ood": torch.randn(outliers, generator=noise) + 2,
+            }
+            recorder.detector(Row("model", f"detector {number}", "simulated", ""), scores, outputs, None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=50_000)
@@ -73,7 +111,6 @@ def main() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import torch
         from netcal.metrics import ECE
         from sklearn.metrics import average_precision_score, roc_auc_score
         from torchmetrics.functional import classification as tm
@@ -134,6 +171,11 @@ def main() -> None:
         m.table_intervals(MISCLASSIFICATION, misclassification, strata="random")
 
     line(f"1000-fold bootstrap, {options.detectors} detectors, 8 columns", both)
+    right, wrong = (rng.normal(i, 1, rows) for i, rows in enumerate((options.rows - errors, errors)))
+    line(
+        f"a run's records of {options.detectors} detectors, 12 columns",
+        lambda: recorded(options.detectors, np.append(right, wrong), errors, outliers),
+    )
     line("1000-fold bootstrap, calibration columns", lambda: m.calibration_intervals(probabilities, labels))
 
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ood_toolkit import metrics
 from ood_toolkit.metrics import UndefinedMetricError
 from ood_toolkit.metrics.bootstrap import Interval, intervals
+from ood_toolkit.metrics.resamples import Draws, Strata
 from ood_toolkit.metrics.rows import calibration_intervals
 
 
@@ -20,11 +21,13 @@ class Bootstrap:
         resamples: how many; 0 for none.
         level: coverage, in (0, 1).
         seed: of the resamples.
+        draws: the resamples themselves, which the methods of a run share.
     """
 
     resamples: int = 1000
     level: float = 0.95
     seed: int = 0
+    draws: Draws = field(default_factory=Draws, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +69,16 @@ _CALIBRATION = {
 
 
 def anomaly(id_scores: Tensor, ood_scores: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
-    """Every metric of anomaly detection; OOD is the positive class."""
-    return _ranked(_ANOMALY, id_scores, ood_scores, bootstrap)
+    """Every metric of anomaly detection; OOD is the positive class. Both sizes are part of the design: fixed strata."""
+    return _ranked(_ANOMALY, id_scores, ood_scores, bootstrap, "fixed")
 
 
 def misclassification(right_scores: Tensor, wrong_scores: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
-    """Every metric of misclassification detection; a wrong prediction is the positive class."""
-    return _ranked(_MISCLASSIFICATION, right_scores, wrong_scores, bootstrap)
+    """Every metric of misclassification detection; a wrong prediction is the positive class.
+
+    The error rate is an outcome, and resampled with the rows.
+    """
+    return _ranked(_MISCLASSIFICATION, right_scores, wrong_scores, bootstrap, "random")
 
 
 def calibration(log_probabilities: Tensor, labels: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
@@ -87,16 +93,19 @@ def calibration(log_probabilities: Tensor, labels: Tensor, bootstrap: Bootstrap)
     return {key: cells.get(key, missing) for key in _CALIBRATION}
 
 
-def _ranked(names: Mapping[str, str], negatives: Tensor, positives: Tensor, bootstrap: Bootstrap) -> dict[str, Cell]:
+def _ranked(
+    names: Mapping[str, str], negatives: Tensor, positives: Tensor, bootstrap: Bootstrap, strata: Strata
+) -> dict[str, Cell]:
     """Cells by our key; `names` maps it to the metric's function. One undefined metric does not take the others."""
     cells = {}
-    defined = {}
-    for key, name in names.items():
-        try:
-            cells[key] = Cell(value=getattr(metrics, name)(negatives, positives))
-            defined[key] = name
-        except UndefinedMetricError as error:
-            cells[key] = Cell(reason=str(error))
+    defined = dict(names)
+    if not bootstrap.resamples or not len(negatives) or not len(positives):
+        for key, name in names.items():
+            try:
+                cells[key] = Cell(value=getattr(metrics, name)(negatives, positives))
+            except UndefinedMetricError as error:
+                cells[key] = Cell(reason=str(error))
+                del defined[key]
     if bootstrap.resamples and defined:
         found = intervals(
             list(defined.values()),
@@ -105,6 +114,8 @@ def _ranked(names: Mapping[str, str], negatives: Tensor, positives: Tensor, boot
             resamples=bootstrap.resamples,
             level=bootstrap.level,
             seed=bootstrap.seed,
+            strata=strata,
+            draws=bootstrap.draws,
         )
         cells |= {key: _cell(found[name], bootstrap) for key, name in defined.items()}
     return cells

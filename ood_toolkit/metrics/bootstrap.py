@@ -11,10 +11,9 @@ resample would have moved inside a cell is left out: of a cumulative share of th
 that it has in the middle of the ranking, so intervals come out short by about 0.1 %.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,16 +31,12 @@ from ood_toolkit.metrics.counts import (
     rank,
     smallest_error,
 )
+from ood_toolkit.metrics.resamples import Drawn, Draws, Strata
 
-Strata = Literal["fixed", "random"]
 Metric = str | Callable[[ArrayLike, ArrayLike], float]
 
 CELLS = 2048
 """Up to this many distinct scores every one has its own cell and the bootstrap is exact."""
-
-_KEPT_NUMBERS = 1 << 21  # 16 MiB of cumulated counts
-
-CHUNK = 32  # resamples at a time: the counts of 32 × 60,000 rows are 8 MiB
 
 
 class Interval(NamedTuple):
@@ -155,12 +150,13 @@ def intervals(
     level: float = 0.95,
     seed: int = 0,
     strata: Strata | None = None,
+    draws: Draws | None = None,
 ) -> dict[str, Interval]:
-    """Intervals of several metrics of `RESAMPLED` from one sorting and one set of resamples; see `interval`."""
-    table = table_intervals(
-        metrics, {"only": (negatives, positives)}, resamples=resamples, level=level, seed=seed, strata=strata
-    )
-    return table["only"]
+    """Intervals of several metrics of `RESAMPLED` from one sorting and one set of resamples; see `table_intervals`."""
+    samples = {"only": (negatives, positives)}
+    return table_intervals(metrics, samples, resamples=resamples, level=level, seed=seed, strata=strata, draws=draws)[
+        "only"
+    ]
 
 
 def table_intervals(
@@ -171,11 +167,13 @@ def table_intervals(
     level: float = 0.95,
     seed: int = 0,
     strata: Strata | None = None,
+    draws: Draws | None = None,
 ) -> dict[str, dict[str, Interval]]:
     """Intervals for a whole table: `samples` maps each row's name to its (negatives, positives).
 
-    Rows of equal sizes share their resamples, which makes thirty detectors little dearer than three. The draws are
-    shared by rank, not by input: right for each interval, but differences of detectors need `paired_bootstrap`.
+    Rows of equal sizes share their resamples, which makes thirty detectors little dearer than three; so do calls that
+    are given the same `draws`. Resamples are shared by rank, not by input: right for each interval, but differences of
+    detectors need `paired_bootstrap`.
 
     Returns:
         For each row the interval of each metric, `{row: {metric: Interval}}`.
@@ -183,8 +181,9 @@ def table_intervals(
     names = [known_name(metric) for metric in metrics]
     plans = [make_plan(row, rank(*pair), names, strata) for row, pair in samples.items()]
     found = {plan.row: {name: np.empty(resamples) for name in names} for plan in plans}
+    draws = draws or Draws(most_bytes=0)
     for (sizes, mode), group in _by_draws(plans).items():
-        for rows, drawn in _draws(sizes, mode, resamples, seed):
+        for rows, drawn in draws.chunks(sizes, mode, resamples, seed):
             for plan, wanted in group:
                 for name, values in plan.evaluate(wanted, drawn).items():
                     found[plan.row][name][rows] = values
@@ -208,7 +207,7 @@ def replicates(
     plan = make_plan("only", rank(negatives, positives), [name], strata)
     values = np.empty(resamples)
     for (sizes, mode), group in _by_draws([plan]).items():
-        for rows, drawn in _draws(sizes, mode, resamples, seed):
+        for rows, drawn in Draws(most_bytes=0).chunks(sizes, mode, resamples, seed):
             values[rows] = group[0][0].evaluate([name], drawn)[name]
     return values
 
@@ -225,16 +224,20 @@ class Plan:
     values: dict[str, float]
     modes: dict[str, Strata]
 
-    def evaluate(self, names: Sequence[str], drawn: Steps) -> dict[str, Floats]:
-        """Values of the metrics on a chunk of resamples, given their cumulated draw counts by rank."""
-        above = Steps(drawn.negatives.T[self.at[0]].T, drawn.positives.T[self.at[1]].T)
-        values = {}
+    def evaluate(self, names: Sequence[str], drawn: Drawn) -> dict[str, Floats]:
+        """Values of the metrics on a chunk of resamples."""
+        above = Steps(drawn.negatives.at(self.at[0]), drawn.positives.at(self.at[1]))
+        values, sums = {}, {}
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample without errors: NaN, left out later
             for name in names:
                 how = RESAMPLED[name]
                 steps = above.reversed if how.from_below else above
                 if isinstance(how.kernel, SumKernel):
-                    values[name] = how.kernel.weighted(steps, self.weights[name])
+                    # AURC and its excess are closings of one sum
+                    of = how.kernel.terms, how.from_below
+                    if of not in sums:
+                        sums[of] = how.kernel.terms(steps) @ self.weights[name]
+                    values[name] = how.kernel.close(sums[of], steps)
                 else:
                     values[name] = how.kernel(steps) + self.offsets[name]
         return values
@@ -327,51 +330,6 @@ def _by_draws(plans: Sequence[Plan]) -> dict[tuple[tuple[int, int], Strata], lis
             wanted = [name for name, its in plan.modes.items() if its == mode]
             groups.setdefault((plan.sizes, mode), []).append((plan, wanted))
     return groups
-
-
-def _draws(sizes: tuple[int, int], mode: Strata, resamples: int, seed: int) -> Iterator[tuple[slice, Steps]]:
-    """Chunks of resamples: for every rank r, how many draws fell on the r highest of each sample."""
-    if mode not in ("fixed", "random"):
-        raise ValueError(f"strata must be 'fixed' or 'random', but is {mode!r}")
-    if resamples * sum(sizes) <= _KEPT_NUMBERS:
-        return iter(_kept_draws(sizes, mode, resamples, seed))
-    return _new_draws(sizes, mode, resamples, seed)
-
-
-@functools.lru_cache(maxsize=8)
-def _kept_draws(sizes: tuple[int, int], mode: Strata, resamples: int, seed: int) -> tuple[tuple[slice, Steps], ...]:
-    """Small sets of resamples are drawn once for all the methods of a run, which have the same sizes."""
-    return tuple(_new_draws(sizes, mode, resamples, seed))
-
-
-def _new_draws(sizes: tuple[int, int], mode: Strata, resamples: int, seed: int) -> Iterator[tuple[slice, Steps]]:
-    total = sum(sizes)
-    for start in range(0, resamples, CHUNK):
-        count = min(CHUNK, resamples - start)
-        rng = np.random.default_rng((seed, start))  # each chunk has its own stream, whatever is computed before it
-        drawn = np.full(count, sizes[1]) if mode == "fixed" else rng.binomial(total, sizes[1] / total, count)
-        yield slice(start, start + count), Steps(_draw(rng, sizes[0], total - drawn), _draw(rng, sizes[1], drawn))
-
-
-def _draw(rng: np.random.Generator, size: int, draws: Ints) -> Floats:
-    """Cumulated counts, shape (len(draws), size + 1), of draws with replacement from `size` ranks."""
-    return cumulated(np.stack([draw_counts(rng, size, int(number)) for number in draws]))
-
-
-def draw_counts(rng: np.random.Generator, size: int, draws: int) -> Ints:
-    """How often each of `size` rows is drawn in `draws` draws with replacement, shape (size,)."""
-    return np.bincount(rng.integers(0, size, draws), minlength=size) if size else np.zeros(0, dtype=np.int64)
-
-
-def cumulated(counts: Ints) -> Floats:
-    """Counts (R, N) summed up along the rows, with 0 in front: (R, N + 1).
-
-    In memory the R resamples lie side by side, so looking up a rank copies one run of numbers for all of them.
-    """
-    sums = np.zeros((counts.shape[0], counts.shape[1] + 1))
-    for row, into in zip(counts, sums, strict=True):  # row by row: three times as fast as along an axis
-        np.cumsum(row, out=into[1:])
-    return np.ascontiguousarray(sums.T).T
 
 
 def _row_resamples(

@@ -142,7 +142,7 @@ class SumKernel:
     """A metric that is a sum over the distinct scores, then a closing step.
 
     Attributes:
-        terms: counts of shape (..., K) to the K terms of the sum.
+        terms: counts of shape (..., K) to the K terms of the sum; the bootstrap weighs them.
         close: the sum, of shape (...), and the counts to the value.
     """
 
@@ -152,10 +152,6 @@ class SumKernel:
     def __call__(self, steps: Steps) -> Floats:
         """The value at exact counts."""
         return self.close(self.terms(steps).sum(-1), steps)
-
-    def weighted(self, steps: Steps, weights: Floats) -> Floats:
-        """The value with each term times a weight of shape (K,): how the bootstrap corrects cells of many scores."""
-        return self.close(self.terms(steps) @ weights, steps)
 
 
 area_under_roc = SumKernel(_roc_terms, _roc_area)

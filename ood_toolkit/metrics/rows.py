@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ood_toolkit.metrics.arrays import Bools, Floats, Ints
-from ood_toolkit.metrics.bootstrap import CHUNK, Interval, draw_counts, percentile_interval, replicates
+from ood_toolkit.metrics.bootstrap import Interval, percentile_interval, replicates
 from ood_toolkit.metrics.calibration import ece, rms_calibration_error, rms_calibration_error_official, top_label
+from ood_toolkit.metrics.resamples import CHUNK, draw_counts
 from ood_toolkit.metrics.scoring import brier_rows, nll_rows, top_k_correct
 from ood_toolkit.metrics.selective import aurra
 

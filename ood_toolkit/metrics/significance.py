@@ -6,17 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ood_toolkit.metrics.arrays import Floats, UndefinedMetricError, as_scores, to_numpy
-from ood_toolkit.metrics.bootstrap import (
-    CHUNK,
-    Metric,
-    Strata,
-    cumulated,
-    draw_counts,
-    known_name,
-    make_plan,
-    percentile_interval,
-)
-from ood_toolkit.metrics.counts import Steps, rank
+from ood_toolkit.metrics.bootstrap import Metric, known_name, make_plan, percentile_interval
+from ood_toolkit.metrics.counts import rank
+from ood_toolkit.metrics.resamples import CHUNK, Cumulated, Drawn, Strata, draw_counts
 
 Pair = tuple[ArrayLike, ArrayLike]
 """The (negatives, positives) scores of one detector. Of two detectors, row i must be the same input in both."""
@@ -94,7 +86,7 @@ def paired_bootstrap(
         low = np.stack([draw_counts(rng, sizes[0], int(total - drawn)) for drawn in positives])
         high = np.stack([draw_counts(rng, sizes[1], int(drawn)) for drawn in positives])
         for index, (plan, (of_low, of_high)) in enumerate(zip(plans, orders, strict=True)):
-            drawn = Steps(cumulated(low[:, of_low]), cumulated(high[:, of_high]))
+            drawn = Drawn(Cumulated(low[:, of_low]), Cumulated(high[:, of_high]))
             found[index, start : start + count] = plan.evaluate([name], drawn)[name]
     gaps = found[0] - found[1]
     value, low_end, high_end = percentile_interval(plans[0].values[name] - plans[1].values[name], gaps, level)

@@ -3,6 +3,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from ood_toolkit import metrics
 from ood_toolkit.benchmarks.measure import Bootstrap, anomaly, calibration, misclassification
 
 FEW = Bootstrap(resamples=50)
@@ -22,6 +23,24 @@ def test_ood_is_the_positive_class_of_an_anomaly_row():
         assert cell.low is not None
         assert cell.high is not None
         assert cell.low <= cell.high
+
+
+def test_the_error_rate_is_resampled_and_the_sizes_of_data_sets_are_not():
+    generator = torch.Generator().manual_seed(0)
+    low, high = torch.randn(300, generator=generator), torch.randn(60, generator=generator) + 1
+    found = {"fixed": anomaly(low, high, FEW)["aupr"], "random": misclassification(low, high, FEW)["aupr_error"]}
+    for strata, cell in found.items():
+        expected = metrics.interval("aupr", low, high, resamples=50, strata=strata)
+        assert (cell.value, cell.low, cell.high) == expected
+
+
+def test_methods_that_share_their_resamples_get_what_they_get_alone():
+    generator = torch.Generator().manual_seed(0)
+    shared = Bootstrap(resamples=50)
+    for _ in range(3):
+        low, high = torch.randn(80, generator=generator), torch.randn(40, generator=generator) + 1
+        assert anomaly(low, high, shared) == anomaly(low, high, Bootstrap(resamples=50))
+        assert misclassification(low, high, shared) == misclassification(low, high, Bootstrap(resamples=50))
 
 
 def test_a_row_without_errors_says_so_and_has_no_number():

@@ -9,7 +9,8 @@ from scipy.stats import norm
 
 from ood_toolkit import metrics as m
 from ood_toolkit.metrics import bootstrap
-from ood_toolkit.metrics.counts import Steps, rank
+from ood_toolkit.metrics.counts import rank
+from ood_toolkit.metrics.resamples import Cumulated, Drawn, Draws, Strata
 
 
 def spelled_out(scores, counts):
@@ -24,7 +25,7 @@ def test_a_resample_by_counts_equals_the_metric_of_the_repeated_rows(name, decim
     positives = np.round(rng.normal(1, 1, 40), decimals)
     drawn = [rng.multinomial(60, np.full(60, 1 / 60), size=8), rng.multinomial(40, np.full(40, 1 / 40), size=8)]
     plan = bootstrap.make_plan("row", rank(negatives, positives), [name], None)
-    found = plan.evaluate([name], Steps(*(bootstrap.cumulated(counts) for counts in drawn)))[name]
+    found = plan.evaluate([name], Drawn(*(Cumulated(counts) for counts in drawn)))[name]
     for row, low, high in zip(found, *drawn, strict=True):
         expected = m.RESAMPLED[name].metric(spelled_out(negatives, low), spelled_out(positives, high))
         assert row == pytest.approx(expected, abs=1e-12)
@@ -70,6 +71,38 @@ def test_intervals_agree_with_a_loop_that_calls_the_metric(metric):
     width = slow.high - slow.low
     assert abs(fast.low - slow.low) < 0.12 * width
     assert abs(fast.high - slow.high) < 0.12 * width
+
+
+@pytest.mark.parametrize("size", [1, 300, 120_000])
+def test_two_bytes_hold_cumulated_counts_exactly(size):
+    rng = np.random.default_rng(0)
+    counts = np.stack([np.bincount(rng.integers(0, size, size), minlength=size) for _ in range(3)])
+    ranks = np.unique(np.r_[0, size, rng.integers(0, size + 1, 500)])
+    expected = np.concatenate([np.zeros((3, 1)), np.cumsum(counts, axis=1)], axis=1)[:, ranks]
+    assert np.array_equal(Cumulated(counts).at(ranks), expected)
+
+
+@pytest.mark.parametrize("strata", ["fixed", "random"])
+def test_kept_resamples_are_those_drawn_anew_and_older_ones_make_room(strata):
+    rng = np.random.default_rng(2)
+    pairs = [(rng.normal(0, 1, 700), rng.normal(1, 1, size)) for size in (300, 200, 300)]
+    draws = Draws(most_bytes=2 * 2 * 100 * 1100)  # two sets of about a thousand rows
+    for pair in [*pairs, *pairs]:
+        kept = m.intervals(["auroc", "aurc"], *pair, resamples=100, strata=strata, draws=draws)
+        assert kept == m.intervals(["auroc", "aurc"], *pair, resamples=100, strata=strata)
+    held = sum(part.nbytes for parts in draws._kept.values() for part in parts)
+    assert 0 < held <= draws.most_bytes
+
+
+def test_random_strata_draw_as_many_rows_as_there_are_and_fixed_ones_as_many_of_each():
+    spreads: dict[Strata, float] = {"fixed": 0.0, "random": np.sqrt(100 * 0.3 * 0.7)}
+    for strata, spread in spreads.items():
+        chunks = [drawn for _, drawn in Draws().chunks((70, 30), strata, 2000, 0)]
+        negatives = np.concatenate([drawn.negatives.at(np.array([70]))[:, 0] for drawn in chunks])
+        positives = np.concatenate([drawn.positives.at(np.array([30]))[:, 0] for drawn in chunks])
+        assert (negatives + positives == 100).all()
+        assert positives.mean() == pytest.approx(30, abs=0.5)
+        assert positives.std() == pytest.approx(spread, rel=0.1)
 
 
 def test_a_table_gives_each_row_what_it_gives_alone():
