@@ -1,12 +1,17 @@
 """Batches of decoded images on the device: each image is decoded once, whatever number of transforms wants it."""
 
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ood_toolkit.batch_size import BatchSize
 from ood_toolkit.datasets import ImageSet
 
 if TYPE_CHECKING:
@@ -65,7 +70,7 @@ class Loading:
     """How batches are made.
 
     Args:
-        batch_size: images per batch.
+        batch_size: images per forward pass; 0 finds it, see `BatchSize`.
         workers: processes that decode images; 0 decodes in this one.
     """
 
@@ -78,25 +83,109 @@ class Loading:
         transforms: Sequence[Transform],
         stretches: Sequence[Stretch],
         device: torch.device,
+        size: BatchSize,
     ) -> Iterator[Batch]:
-        """The batches of all stretches in order. One set of workers serves them all: its start is paid once."""
+        """The batches of all stretches in order. One set of workers serves them all: its start is paid once.
+
+        Args:
+            sets: the images.
+            transforms: what becomes of them.
+            stretches: what to load.
+            device: where the batches go.
+            size: asked anew for every batch that is begun.
+
+        Raises:
+            ValueError: later, from the iterator: a decoding process died. See also `deaths_seen_by_loader`.
+        """
         loader = torch.utils.data.DataLoader(
             _Decoded(sets, transforms),
-            batch_sampler=self._plan(stretches),  # pyright: ignore
+            batch_sampler=_Plan(stretches, size),  # pyright: ignore
             num_workers=self.workers,
             collate_fn=_collate,
             pin_memory=device.type == "cuda",
             prefetch_factor=4 if self.workers else None,
         )
-        for batch in loader:
-            yield batch.to(device)
+        batches = _received(iter(loader), self.workers)
+        return _one_ahead(batches, device) if device.type == "cuda" else (batch.to(device) for batch in batches)
 
-    def _plan(self, stretches: Sequence[Stretch]) -> list[list[_Key]]:
-        return [
-            [(stretch.images, row, stretch.transforms) for row in stretch.rows[start : start + self.batch_size]]
-            for stretch in stretches
-            for start in range(0, len(stretch.rows), self.batch_size)
-        ]
+
+@contextmanager
+def deaths_seen_by_loader() -> Iterator[None]:
+    """While this lasts, a decoding process that dies is an error where the loader waits for it, and only there.
+
+    Torch's own handler raises wherever this process stands at that moment: in the midst of a forward pass, or of
+    writing a shard. The loader looks by itself every five seconds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before if before is not None else signal.SIG_DFL)
+
+
+def _received(loader: Iterator[Batch], workers: int) -> Iterator[Batch]:
+    """What the loader gives; ValueError with what to do when a decoding process has died."""
+    while True:
+        try:
+            batch = next(loader)
+        except StopIteration:
+            return
+        except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+            own = "Caught" in str(error) and "in DataLoader worker" in str(error)
+            lost = not isinstance(error, RuntimeError) or "DataLoader worker" in str(error)
+            if not workers or own or not lost:
+                raise
+            reason = str(error).splitlines()[0].strip() if str(error) else type(error).__name__
+            # let go of the loader here, so that it ends its other processes before torch's handler is back
+            traceback.clear_frames(error.__traceback__)
+            del loader, error
+            raise ValueError(
+                f"a process that decodes images died ({reason}); mostly memory or /dev/shm ran out: take fewer than "
+                f"{workers} --workers, or 0 to decode in this process. What was computed is kept: run it again"
+            ) from None
+        yield batch
+
+
+class _Plan:
+    """Rows of one batch after another, each as large as `size` says at that moment."""
+
+    def __init__(self, stretches: Sequence[Stretch], size: BatchSize) -> None:
+        self.stretches = stretches
+        self.size = size
+
+    def __iter__(self) -> Iterator[list[_Key]]:
+        for stretch in self.stretches:
+            rows = stretch.rows
+            while rows:
+                now, rows = rows[: self.size.size], rows[self.size.size :]
+                yield [(stretch.images, row, stretch.transforms) for row in now]
+
+
+def _one_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches on a GPU: the next one is copied on a stream of its own while the model works on this one."""
+    copying = torch.cuda.Stream(device)
+    ahead: tuple[Batch, torch.cuda.Event] | None = None
+    for batch in batches:
+        with torch.cuda.stream(copying):
+            moved, copied = batch.to(device), torch.cuda.Event()
+            copied.record(copying)
+        if ahead:
+            yield _arrived(*ahead, device)
+        ahead = moved, copied
+    if ahead:
+        yield _arrived(*ahead, device)
+
+
+def _arrived(batch: Batch, copied: "torch.cuda.Event", device: torch.device) -> Batch:
+    computing = torch.cuda.current_stream(device)
+    computing.wait_event(copied)
+    for pixels in batch.pixels.values():
+        # the allocator must not hand this memory to the next copy before the model has read it
+        pixels.record_stream(computing)
+    return batch
 
 
 class _Decoded(torch.utils.data.Dataset):

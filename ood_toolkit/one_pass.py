@@ -1,6 +1,7 @@
 """The pass itself: batches of several sets go through several models, and whole shards into their stores."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ood_toolkit.batches import Batch, Loading, Stretch, Transform
+from ood_toolkit.batch_size import BatchSize, is_out_of_memory
+from ood_toolkit.batches import Batch, Loading, Stretch, Transform, deaths_seen_by_loader
 from ood_toolkit.datasets import ImageSet
 from ood_toolkit.detectors import LiveDetector
 from ood_toolkit.outputs import NaNRows
@@ -120,6 +122,9 @@ def run_pass(targets: Sequence[Target], loading: Loading, progress: Progress) ->
         targets: stores to fill; those of one set stand side by side.
         loading: how images are decoded.
         progress: told how far the pass is.
+
+    Raises:
+        ValueError: a decoding process died, a model gives NaN, or memory does not hold a single image.
     """
     names = list(dict.fromkeys(target.job.transform_name for target in targets))
     transforms = [next(t.job.transform for t in targets if t.job.transform_name == name) for name in names]
@@ -133,19 +138,22 @@ def run_pass(targets: Sequence[Target], loading: Loading, progress: Progress) ->
         )
         for shard, sharing in work
     ]
-    batches = loading.batches(sets, transforms, stretches, targets[0].job.classifier.device)
     totals = {id(images): sum(len(s.rows) for s, sharing in work if sharing[0].images is images) for images in sets}
     done = dict.fromkeys(totals, 0)
-    for shard, sharing in work:
-        images = sharing[0].images
+    device = targets[0].job.classifier.device
+    size = BatchSize(loading.batch_size, device)
+    batches = loading.batches(sets, transforms, stretches, device, size)
+    with deaths_seen_by_loader():
+        for shard, sharing in work:
+            images = sharing[0].images
 
-        def advance(count: int, images: ImageSet = images) -> None:
-            done[id(images)] += count
-            progress(done[id(images)], totals[id(images)], images.name)
+            def advance(count: int, images: ImageSet = images) -> None:
+                done[id(images)] += count
+                progress(done[id(images)], totals[id(images)], images.name)
 
-        if not done[id(images)]:
-            advance(0)
-        _fill_shard(shard, sharing, _until(batches, len(shard.rows)), names, advance)
+            if not done[id(images)]:
+                advance(0)
+            _fill_shard(shard, sharing, _until(batches, len(shard.rows)), names, size, advance)
 
 
 def _shards(targets: Sequence[Target]) -> Iterator[tuple[Shard, list[Target]]]:
@@ -171,6 +179,7 @@ def _fill_shard(
     targets: Sequence[Target],
     batches: Iterable[Batch],
     transforms: Sequence[str],
+    size: BatchSize,
     advance: Callable[[int], None],
 ) -> None:
     """One shard of one set, for all models that lack it."""
@@ -178,13 +187,39 @@ def _fill_shard(
     unreadable: dict[int, str] = {}
     for batch in batches:
         unreadable |= batch.unreadable
+        started = time.perf_counter()
         for target, parts in zip(targets if batch.rows else (), pieces, strict=False):
             pixels = batch.pixels[transforms.index(target.job.transform_name)]
-            for group, columns in target.columns(shard, batch.rows, pixels).items():
-                parts.setdefault(group, []).append((batch.rows, columns))
+            for rows, found in _within_memory(target, shard, batch.rows, pixels, size):
+                for group, columns in found.items():
+                    parts.setdefault(group, []).append((rows, columns))
+        size.took(len(batch.rows), time.perf_counter() - started)
         advance(len(batch))
     for target, parts in zip(targets, pieces, strict=True):
         target.write(shard, parts, unreadable)
+
+
+def _within_memory(
+    target: Target, shard: Shard, rows: list[int], pixels: Tensor, size: BatchSize
+) -> Iterator[tuple[list[int], dict[str, dict[str, Tensor]]]]:
+    """Columns for a batch, in parts that fit: where memory runs out, the part is done again in halves."""
+    start = 0
+    while start < len(rows):
+        part = slice(start, start + size.size)
+        try:
+            found = target.columns(shard, rows[part], pixels[part])
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            found = None
+        if found is None:
+            # outside of the except block, whose traceback holds the tensors of the failed pass
+            size.too_big(len(rows[part]))
+            if pixels.is_cuda:
+                torch.cuda.empty_cache()
+            continue
+        yield rows[part], found
+        start = part.stop
 
 
 def _assemble(shard: Shard, pieces: _Pieces) -> dict[str, Tensor]:
