@@ -25,7 +25,8 @@ from ood_toolkit.scorefile import Column, ScoreFile
 TEXT = {"context_length": 24, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
 SMALL = {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8}
 LARGE = {"image_size": 224, "layers": 1, "width": 16, "head_width": 8, "patch_size": 56}
-NAMES = ("golden retriever", "great white shark", "rusty_iron", "stupa")
+FOLDERS = ("golden retriever", "great white shark", "rusty_iron", "stupa")
+NAMES = ("golden retriever", "great white shark", "rusty iron", "stupa")
 CLIP_DETECTORS = "mcm,clip_cosine,clip_energy,clip_entropy,gl_mcm,neglabel(groups=2),outlier_prompts"
 
 
@@ -91,10 +92,10 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """known/CLASS NAME/*.png, strange/*.png, names.txt, words.txt."""
-    for number, (place, count) in enumerate([*((f"known/{name}", 8) for name in NAMES), ("strange", 12)]):
+    for number, (place, count) in enumerate([*((f"known/{name}", 8) for name in FOLDERS), ("strange", 12)]):
         for index in range(count):
             noise(tmp_path / "photos" / place / f"{index}.png", seed=100 * number + index, shift=40 * number)
-    (tmp_path / "photos" / "names.txt").write_text("\n".join(NAMES) + "\n\n")
+    (tmp_path / "photos" / "names.txt").write_text("\n".join(FOLDERS) + "\n\n")
     (tmp_path / "photos" / "words.txt").write_text("\n".join(f"noun {number}" for number in range(40)))
     return tmp_path / "photos"
 
@@ -146,7 +147,7 @@ def test_scores_and_accuracy_are_those_of_open_clips_own_recipe(bench: Bench, ph
     torch.testing.assert_close(energy.float(), -logits.logsumexp(dim=1), rtol=1e-4, atol=1e-4)
     mcm = scores.columns[Column("score", clips["small"], "mcm", "id")]
     torch.testing.assert_close(mcm.float(), 1 - cosines.softmax(dim=1).amax(dim=1), rtol=1e-4, atol=1e-5)
-    labels = torch.tensor([NAMES.index(file.parent.name) for file in files])
+    labels = torch.tensor([FOLDERS.index(file.parent.name) for file in files])
     (accuracy,) = [r.value for r in records if r.metric == "accuracy"]
     assert accuracy == pytest.approx((logits.argmax(dim=1) == labels).double().mean().item())
 
@@ -291,6 +292,27 @@ def test_what_is_wrong_for_a_zero_shot_model_is_one_line(bench: Bench, photos: P
     assert message in result.err
 
 
+def test_folders_of_other_classes_than_imagenets_need_their_names(bench: Bench, photos: Path, clips):
+    result = bench(*folders(photos, "--model", clips["small"], "--prompts", "single", "--detectors", "mcm"))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "folders do not stand for its 1000 classes" in result.err
+    assert "other classes than ImageNet's are named with --class-names FILE" in result.err
+    two = ("--model", clips["small"], "--model", "test_cli_clip:network", "--prompts", "single", "--detectors", "mcm")
+    assert "zero-shot models take theirs from --class-names FILE" in bench(*folders(photos, *two)).err
+
+
+def test_a_main_model_without_names_takes_its_folders_from_the_names_given(
+    bench: Bench, photos: Path, clips, tmp_path: Path
+):
+    names = photos / "other-order.txt"
+    names.write_text("\n".join(reversed(FOLDERS)))
+    told = ("--class-names", names, "--second-opinion", clips["small"], "--detectors", "msp", "--prompts", "single")
+    assert bench(*folders(photos, "--model", "test_cli_clip:network", *told)).code == 0
+    scores = left_behind(tmp_path / "run")[2]
+    expected = [FOLDERS[::-1].index(name.partition("/")[0]) for name in scores.ids["id"]]
+    assert scores.columns[Column("label", "", "", "id")].tolist() == expected
+
+
 @pytest.mark.slow
 def test_with_all_detectors_those_without_their_texts_are_left_out_with_the_remedy(
     bench: Bench, photos: Path, clips, tmp_path: Path
@@ -403,6 +425,7 @@ def test_under_the_official_mask_a_zero_shot_model_is_one_of_200_names(
 def test_a_second_opinion_on_ones_own_images_is_that_models_mcm(bench: Bench, photos: Path, clips, tmp_path: Path):
     told = ("--class-names", photos / "names.txt", "--prompts", "single", "--detectors", "mcm")
     clip = clips["small"]
+    (photos / "strange" / "3.png").write_bytes(b"no image")
     main = folders(photos, "--model", "test_cli_clip:network", "--second-opinion", clip, *told)
     assert bench(*main).code == 0
     assert bench(*folders(photos, "--model", clip, *told, "--out", tmp_path / "clip")).code == 0
@@ -433,7 +456,7 @@ def test_a_second_opinion_must_know_the_same_classes(bench: Bench, photos: Path,
     (photos / "three.txt").write_text("a\nb\nc\n")
     assert "but has 3 names; give --class-names FILE" in refused(*four, "--class-names", photos / "three.txt")
     labels = photos / "labels.csv"
-    labels.write_text("".join(f"{n}/{i}.png,{k}\n" for k, n in enumerate(NAMES) for i in range(8)))
+    labels.write_text("".join(f"{n}/{i}.png,{k}\n" for k, n in enumerate(FOLDERS) for i in range(8)))
     unknown = ("--model", "test_cli_clip:imagenet_network", "--labels", labels)
     assert "the 1000 classes of test_cli_clip:imagenet_network may not be ImageNet's" in refused(*unknown)
     digits = bench("--suite", "digits", "--second-opinion", clips["small"])

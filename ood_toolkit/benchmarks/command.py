@@ -14,7 +14,6 @@ from ood_toolkit.benchmarks.digits import digits_classifier, digits_suite
 from ood_toolkit.benchmarks.folders import Folders
 from ood_toolkit.benchmarks.imagenet import Learning
 from ood_toolkit.benchmarks.imagenet_suites import (
-    OPENOOD,
     canonical_name,
     default_suite,
     imagenet_suite,
@@ -31,7 +30,14 @@ from ood_toolkit.benchmarks.results import RunFolder, require_writable
 from ood_toolkit.benchmarks.robustness import ROBUSTNESS_FILE, as_json, robustness
 from ood_toolkit.benchmarks.runner import Runner, Settings
 from ood_toolkit.benchmarks.suite import Part, Suite
-from ood_toolkit.benchmarks.zero_shot import clip_prompts, require_zero_shot, said, uses_zero_shot
+from ood_toolkit.benchmarks.zero_shot import (
+    clip_prompts,
+    is_zero_shot,
+    named_classes,
+    require_zero_shot,
+    said,
+    uses_zero_shot,
+)
 from ood_toolkit.calibrators import Calibrator, EnsemblePool
 from ood_toolkit.datasets import FolderImages
 from ood_toolkit.datasets.locate import data_root
@@ -223,9 +229,8 @@ def _suite_name(choices: Choices) -> tuple[str, str]:
 
 
 def _compare(folder: RunFolder, models: Sequence[LoadedClassifier], say: Callable[[str], None]) -> None:
-    """Says what others report of the same models, and adds the means that OpenOOD prints."""
-    if folder.facts["suite"] == OPENOOD:
-        folder.add(near_far(folder.records))
+    """Says what others report of the same models, and adds the means over sets that OpenOOD and MOS print."""
+    folder.add(near_far(folder.records))
     sizes = {model.spec: model.input_size[1] for model in models}
     lines, warnings = reference_lines(folder.records, sizes)
     folder.facts["references"] = lines
@@ -266,8 +271,16 @@ def _folders(choices: Choices, name: str, device: str, taps: Sequence[str]) -> L
     models, members = load_models(choices, name, device, taps)
     classes = {model.spec: model.classifier.head.weight.shape[0] for model in (*models, *members)}
     if len(set(classes.values())) > 1:
-        raise ValueError(f"the models must know the same classes, but have {classes}")
-    return folders.suite(classes[models[0].spec], models[0].class_names), models, members
+        hint = "; zero-shot models take theirs from --class-names FILE" if uses_zero_shot(choices) else ""
+        raise ValueError(f"the models must know the same classes, but have {classes}{hint}")
+    names = models[0].class_names or named_classes(choices.class_names) or None
+    try:
+        suite = folders.suite(classes[models[0].spec], names)
+    except ValueError as error:
+        if choices.class_names or not any(map(is_zero_shot, choices.models)):
+            raise
+        raise ValueError(f"{error}; other classes than ImageNet's are named with --class-names FILE") from error
+    return suite, models, members
 
 
 def _imagenet(choices: Choices, name: str, device: str, taps: Sequence[str]) -> Loaded:

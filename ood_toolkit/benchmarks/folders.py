@@ -128,7 +128,9 @@ class Folders:
         return images
 
     def _class_index(self, classes: int, class_names: tuple[str, ...] | None) -> dict[str, int]:
-        index = {name: position for position, name in enumerate(class_names or ())}
+        names = class_names or ()
+        index = {name.replace(" ", "_"): position for position, name in enumerate(names)}
+        index |= {name: position for position, name in enumerate(names)}
         return {**imagenet_class_index(), **index} if classes == 1000 else index
 
 

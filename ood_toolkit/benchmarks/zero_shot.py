@@ -64,10 +64,13 @@ def clip_prompts(choices: Choices, masks: Iterable[ClassMask | None] = ()) -> Cl
 
 
 def named_classes(file: Path | None) -> tuple[str, ...]:
-    """The class names in a file, one a line, in the order of the classes; none without a file."""
+    """The class names in a file, one a line, in the order of the classes; none without a file.
+
+    An underscore stands for a space, as in the names of folders.
+    """
     if file is None:
         return ()
-    names = _lines(file, "--class-names")
+    names = tuple(name.replace("_", " ") for name in _lines(file, "--class-names"))
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
     if twice:
         raise ValueError(f"--class-names {str(file)!r} names {twice!r} twice")
