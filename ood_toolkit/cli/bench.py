@@ -64,7 +64,7 @@ def bench(
     ] = "all",
     model: Annotated[
         list[str] | None,
-        typer.Option(help="timm:NAME, torchvision:NAME, demo:efficientnet_lite0, my_pkg:factory; repeatable."),
+        typer.Option(help="timm:NAME, torchvision:NAME, open_clip:ARCH/TAG, my_pkg:factory, …; repeatable."),
     ] = None,
     member: Annotated[
         list[str] | None, typer.Option(help="A further model that only joins the ensemble; repeatable.")
@@ -84,6 +84,25 @@ def bench(
     classes: Annotated[
         int | None, typer.Option(min=1, help="Classes of the checkpoint, where not the model's own number.")
     ] = None,
+    prompts: Annotated[
+        str,
+        typer.Option(help="openai80 (default), best7, single, or a file: one prompt a line, {} for the class name."),
+    ] = "",
+    class_names: Annotated[
+        Path | None, typer.Option(help="File with one class name a line; the 1000 of ImageNet by default.")
+    ] = None,
+    outlier_prompt: Annotated[
+        list[str] | None, typer.Option(help="What should not come, in words, for outlier_prompts; repeatable.")
+    ] = None,
+    negatives: Annotated[
+        str, typer.Option(help="Where neglabel's negative labels come from: wordnet, or a word list.")
+    ] = "",
+    negatives_share: Annotated[
+        float | None, typer.Option(help="Share of the words that become negative labels; 0.15 by default.")
+    ] = None,
+    second_opinion: Annotated[
+        str, typer.Option(help="open_clip:ARCH/TAG: its MCM score stands beside each model's detectors.")
+    ] = "",
     id_: Annotated[Path | None, typer.Option("--id", help="In-distribution images, one folder per class.")] = None,
     ood: Annotated[list[str] | None, typer.Option(help="NAME=DIR of out-of-distribution images; repeatable.")] = None,
     labels: Annotated[
@@ -137,7 +156,7 @@ def bench(
         typer.echo(listing(wide=sys.stdout.isatty()))
         return
     from ood_toolkit.benchmarks.choices import Choices, default_cache
-    from ood_toolkit.benchmarks.command import run
+    from ood_toolkit.benchmarks.launch import launch
 
     folders = {"id": id_, "labels": labels, "fit": fit, "calibrate": calibrate}
     choices = Choices(
@@ -154,6 +173,12 @@ def bench(
         transform=transform,
         head=head,
         classes=classes,
+        prompts=prompts,
+        class_names=class_names,
+        outlier_prompts=tuple(outlier_prompt or ()),
+        negatives=negatives,
+        negatives_share=negatives_share,
+        second_opinion=second_opinion,
         folders={name: path for name, path in folders.items() if path is not None},
         ood=tuple(ood or ()),
         data_root=data_root,
@@ -174,9 +199,10 @@ def bench(
         cache=cache or default_cache(),
         strict=strict,
     )
-    with interruptible(_kept(choices)), progress_bars() as progress:
-        folder = run(choices, say=lambda text: typer.echo(text, err=True), progress=progress)
-    _show(folder, intervals=intervals, as_json=json_)
+    with interruptible(_kept(choices)):
+        folder = launch(choices, say=lambda text: typer.echo(text, err=True), bars=progress_bars)
+    if folder is not None:
+        _show(folder, intervals=intervals, as_json=json_)
 
 
 def _kept(choices: "Choices") -> str:
