@@ -1,24 +1,25 @@
 """What the ImageNet suites share: validation images or their stand-in, and the parts that methods learn from."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from ood_toolkit.benchmarks.suite import ClassMask, Part, Views
-from ood_toolkit.datasets import FolderImages, ImageSet, SubsetImages
+from ood_toolkit.datasets import FolderImages, ImageSet, SubsetImages, TarImages
+from ood_toolkit.datasets.archives import ClassTars, Member, holds_class_tars
 from ood_toolkit.datasets.catalogue import entry
 from ood_toolkit.datasets.classes import class_list, imagenet_names
 from ood_toolkit.datasets.images import IMAGE_SUFFIXES
-from ood_toolkit.datasets.locate import find, open_set
+from ood_toolkit.datasets.locate import Found, find, open_set
 
 Source = Literal["auto", "train", "v2", "validation", "none"]
 CLASSES = 1000
 STAND_IN = "imagenet-v2-matched-frequency"
-TRAIN_PLACES = ("imagenet-1k/train", "imagenet/train", "imagenet_1k/train", "images_largescale/imagenet_1k/train")
+TRAIN = "imagenet-1k-train"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,8 @@ def learned(root: Path, known: Validation | None, classes: Collection[int], lear
         return Learned(None, None, nothing)
     train = train_part(root, classes, learning) if learning.source in ("auto", "train") else None
     if learning.source == "train" and train is None:
-        raise ValueError(f"no ImageNet train below {str(root)!r} (looked for {', '.join(TRAIN_PLACES)})")
+        places = ", ".join(entry(TRAIN).places)
+        raise ValueError(f"no ImageNet train below {str(root)!r} (looked for {places}, ILSVRC2012_img_train.tar)")
     second = _second(root, known, classes)
     if learning.source == "v2" and second is None:
         raise ValueError(f"ImageNetV2 cannot be learned from: it is not below {str(root)!r}, or it is what is scored")
@@ -121,24 +123,89 @@ def learned(root: Path, known: Validation | None, classes: Collection[int], lear
 def train_part(root: Path, classes: Collection[int], learning: Learning) -> Part | None:
     """A class-balanced sample of ImageNet train, or None where it is absent.
 
+    The same images are chosen from class folders, from the official tar of class tars (of which only the classes that
+    matter are listed) and from webdataset shards that keep the file names.
+
     Raises:
         ValueError: a class has no folder, or no image in it.
     """
-    folder = next((root / place for place in TRAIN_PLACES if (root / place).is_dir()), None)
-    if folder is None:
+    found = find(entry(TRAIN), root)
+    if found is None:
         return None
     generator = torch.Generator().manual_seed(learning.seed)
-    labels: dict[str, int] = {}
+    files = _train_files(found, root)
+    chosen: dict[str, int] = {}
     for wnid, index in class_list("imagenet1k").items():
         if index in classes:
-            files = _image_names(folder / wnid)
-            if not files:
-                raise ValueError(f"ImageNet train in {str(folder)!r} has no image of class {wnid}")
-            chosen = torch.randperm(len(files), generator=generator)[: learning.per_class].sort().values
-            labels |= {f"{wnid}/{files[int(i)]}": index for i in chosen}
-    images = FolderImages(folder, name="imagenet-1k-train", labels=labels, paths=list(labels))
+            names = files(wnid)
+            if not names:
+                raise ValueError(f"ImageNet train in {str(found.path)!r} has no image of class {wnid}")
+            rows = torch.randperm(len(names), generator=generator)[: learning.per_class].sort().values
+            chosen |= {names[int(row)]: index for row in rows}
     about = f"up to {learning.per_class} of each of {len(classes)} classes of ImageNet train, seed {learning.seed}"
-    return Part("fit", images, None, about)
+    return Part("fit", files.images(chosen), None, about)
+
+
+class _TrainFiles(Protocol):
+    def __call__(self, wnid: str) -> list[str]:
+        """Identifiers of a class's images, in order of their file names."""
+        ...
+
+    def images(self, chosen: Mapping[str, int]) -> ImageSet:
+        """These images, with their labels."""
+        ...
+
+
+def _train_files(found: Found, root: Path) -> _TrainFiles:
+    if found.layout == "folder":
+        return _InFolders(found.path)
+    if found.layout == "tar" and holds_class_tars(found.path):
+        return _InClassTars(found.path)
+    return _InOneSet(open_set(entry(TRAIN), root))
+
+
+class _InFolders:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, wnid: str) -> list[str]:
+        return [f"{wnid}/{name}" for name in _image_names(self._folder / wnid)]
+
+    def images(self, chosen: Mapping[str, int]) -> ImageSet:
+        return FolderImages(self._folder, name=TRAIN, labels=chosen, paths=list(chosen))
+
+
+class _InClassTars:
+    def __init__(self, path: Path) -> None:
+        self._tars = ClassTars(path)
+        self._members: dict[str, Member] = {}
+
+    def __call__(self, wnid: str) -> list[str]:
+        members = self._tars.members(wnid)
+        self._members |= members
+        return sorted(members)
+
+    def images(self, chosen: Mapping[str, int]) -> ImageSet:
+        members = {image: self._members[image] for image in chosen}
+        return TarImages(self._tars.path, name=TRAIN, labels=chosen, paths=list(chosen), members=members)
+
+
+class _InOneSet:
+    """A set that must be listed as a whole."""
+
+    def __init__(self, images: ImageSet) -> None:
+        self._images = images
+        self._rows = {image: row for row, image in enumerate(images.ids)}
+        self._classes: dict[int, list[str]] = {}
+        for image, label in zip(images.ids, images.labels.tolist(), strict=True):
+            self._classes.setdefault(label, []).append(image)
+
+    def __call__(self, wnid: str) -> list[str]:
+        names = self._classes.get(class_list("imagenet1k")[wnid], [])
+        return sorted(names, key=lambda image: image.rpartition("/")[2])
+
+    def images(self, chosen: Mapping[str, int]) -> ImageSet:
+        return SubsetImages(self._images, [self._rows[image] for image in chosen], name=TRAIN)
 
 
 def held_out(images: ImageSet, classes: Collection[int], shares: Sequence[float], seed: int) -> list[Tensor]:

@@ -224,7 +224,7 @@ def _caption(
         "full-1000way": "All 1000 logits count, not the 200 of the published protocol.",
         "official+1000way": "The logits are cut to the set's 200 classes, and once more all 1000 count (1000-way).",
         "vim-1000way": "All 1000 logits and all validation images count, as in the ViM paper, which squashes images to "
-        "224×224 and gives FPR at 95% of ID accepted (FPR95-ID).",
+        "the model's size (--transform squash) and gives FPR at 95% of ID accepted (FPR95-ID).",
     }
     sentences = [f"Protocol {protocol}: {logits[protocol]}"]
     if "imagenet-a" in scored or "imagenet-a+clean" in scored:

@@ -212,4 +212,7 @@ def _tars(entry: CatalogueEntry, root: Path) -> Iterator[Path]:
     for name in dict.fromkeys(names):
         if entry.labels != "wnid-deep":
             yield root / name
-        yield from (root / place / name for place in entry.places)
+        for place in entry.places:
+            yield root / place / name
+            if place.endswith(("/train", "/val")):
+                yield (root / place).parent / name

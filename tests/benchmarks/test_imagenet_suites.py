@@ -1,16 +1,18 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from ood_toolkit.benchmarks.imagenet import Learning, held_out
+from ood_toolkit.benchmarks.imagenet import Learning, held_out, train_part
 from ood_toolkit.benchmarks.natural_adversarial import available, class_mask, natural_adversarial_suite, suite_name
 from ood_toolkit.benchmarks.openood import near_far, openood_suite
 from ood_toolkit.benchmarks.suite import Part, Suite
 from ood_toolkit.datasets import FolderImages
 from ood_toolkit.datasets.classes import class_list, validation_labels
 from ood_toolkit.records import Record
+from tests.datasets.official import as_shards, jpeg, train_tar
 
 A_LIST, O_LIST = class_list("imagenet_a"), class_list("imagenet_o")
 ONLY_A = [wnid for wnid in A_LIST if wnid not in O_LIST][:2]
@@ -132,6 +134,33 @@ def test_train_gives_a_class_balanced_sample_for_detectors_alone(root: Path):
     assert again.fit.description == suite.fit.description
     other = natural_adversarial_suite("imagenet-o", root, learning=Learning(per_class=3, seed=1))
     assert ids(other.fit) != ids(suite.fit)
+
+
+def test_the_same_training_images_are_chosen_from_folders_class_tars_and_shards(tmp_path: Path):
+    wnids = ("n01440764", "n02091032")
+    classes = {0, 171}
+    for wnid in wnids:
+        for number in range(9):
+            jpeg(tmp_path / f"folders/imagenet-1k/train/{wnid}/{wnid}_{number}.JPEG", number + len(wnid))
+    folder = tmp_path / "folders/imagenet-1k/train"
+    train_tar(folder, tmp_path / "tars/imagenet-1k/ILSVRC2012_img_train.tar")
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.JPEG")]
+    index = class_list("imagenet1k")
+    labels = {file: index[file[:9]] for file in files}
+    as_shards(folder, tmp_path / "shards/imagenet-1k/train", labels, per_shard=5, field="cls")
+    found = []
+    for layout in ("folders", "tars", "shards"):
+        part = train_part(tmp_path / layout, classes, Learning(per_class=4, seed=3))
+        assert part is not None
+        assert part.labels.tolist() == [0] * 4 + [171] * 4
+        pixels = [np.array(part.images.open(row)) for row in range(8)]
+        found.append((list(part.images.ids), pixels))
+    for names, pixels in found[1:]:
+        assert names == found[0][0]
+        assert all(np.array_equal(ours, first) for ours, first in zip(pixels, found[0][1], strict=True))
+    assert train_part(tmp_path, classes, Learning()) is None
+    with pytest.raises(ValueError, match=r"ILSVRC2012_img_train.tar' has no image of class n01443537"):
+        train_part(tmp_path / "tars", {1}, Learning())
 
 
 def test_without_validation_imagenetv2_stands_in_and_the_caption_says_so(root: Path):

@@ -62,6 +62,19 @@ def as_shards(folder: Path, target: Path, labels: Mapping[str, int], *, per_shar
     return shards
 
 
+def train_tar(folder: Path, target: Path) -> Path:
+    """As ILSVRC2012_img_train.tar: a tar of each class, whose images have no folder; in an order of its own."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(target, "w") as outer:
+        for known in sorted(folder.iterdir(), reverse=True):
+            buffer = io.BytesIO()
+            with tarfile.open(fileobj=buffer, mode="w") as inner:
+                for path in sorted(known.iterdir(), reverse=True):
+                    inner.add(path, arcname=path.name)
+            _add(outer, f"{known.name}.tar", buffer.getvalue())
+    return target
+
+
 def tar_of(target: Path, members: Sequence[tuple[str | tarfile.TarInfo, bytes]], mode: str = "w") -> Path:
     """A tar with exactly these members, whatever their names and kinds."""
     with tarfile.open(target, mode) as tar:  # pyright: ignore

@@ -3,7 +3,6 @@
 import io
 import pickle
 import sys
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from ood_toolkit.datasets.locate import find, open_set
 from ood_toolkit.datasets.parquet import ParquetImages
 from ood_toolkit.datasets.videos import VideoFrames
 from ood_toolkit.outputs import Outputs
-from tests.datasets.official import as_tar, jpeg
+from tests.datasets.official import as_tar, jpeg, train_tar
 
 WNIDS = ("n01440764", "n02091032")
 
@@ -31,21 +30,6 @@ def train(root: Path) -> Path:
         wnid = WNIDS[number > 1]
         jpeg(root / wnid / f"{wnid}_{number + 9}.JPEG", number, mode)
     return root
-
-
-def train_tar(folder: Path, target: Path) -> Path:
-    """As ILSVRC2012_img_train.tar: inner tars hold their images without a folder."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(target, "w") as outer:
-        for wnid in reversed(WNIDS):
-            buffer = io.BytesIO()
-            with tarfile.open(fileobj=buffer, mode="w") as inner:
-                for path in sorted((folder / wnid).iterdir(), reverse=True):
-                    inner.add(path, arcname=path.name)
-            info = tarfile.TarInfo(f"{wnid}.tar")
-            info.size = len(buffer.getvalue())
-            outer.addfile(info, io.BytesIO(buffer.getvalue()))
-    return target
 
 
 def test_a_tar_of_class_tars_equals_the_class_folders(tmp_path: Path):
