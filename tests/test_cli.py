@@ -193,7 +193,7 @@ def test_a_class_without_fit_images_leaves_all_running_and_stops_a_named_detecto
         file.unlink()
     named = bench(*folders(photos, "--detectors", "mahalanobis", "--fit-fraction", 0.05))
     assert named.code == 2
-    assert "every class needs a training row, but classes [" in named.err.splitlines()[-1]
+    assert "every class needs a training image, but 'fit' (5 images) has none of 'd' (class 3)" in named.err
     skipped = bench(*folders(photos, "--detectors", "mahalanobis(absent='skip')", "--fit-fraction", 0.05))
     assert skipped.code == 0, skipped.err
 

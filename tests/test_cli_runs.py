@@ -181,3 +181,57 @@ def test_one_architecture_with_two_checkpoints_is_told_apart_by_their_names(benc
     assert list(models) == [f"test_cli_runs:network@{file.with_suffix('')}" for file in files]
     same = bench(*folders(photos, "--model", "test_cli_runs:network", *weights[:2], *weights[:2]))
     assert f"2 times with the checkpoint '{files[0]}'" in same.err
+
+
+def test_a_named_detector_without_a_class_is_refused_by_the_class_name_before_the_first_image(
+    bench: Bench, photos: Path, tmp_path: Path
+):
+    for file in sorted((photos / "known" / "doe").glob("*.png"))[1:]:
+        file.unlink()
+    scarce = ("--fit-fraction", 0.05, "--calibrate-fraction", 0.2)
+    for spec in ("mahalanobis", "msp,she(absent='error')", "gmm", "openmax"):
+        named = bench(*folders(photos, "--detectors", spec, *scarce))
+        assert (named.code, named.err.count("\n")) == (2, 1), named.err
+        assert "every class needs a training image, but 'fit' (5 images) has none of 'doe' (class 3)" in named.err
+        remedy = "she(absent='mean')" if "she" in spec else "--absent-classes skip"
+        assert remedy in named.err
+        assert not list((tmp_path / "cache").glob("*"))  # nothing went through the model
+    mended = bench(*folders(photos, "--detectors", "mahalanobis", "--absent-classes", "skip", *scarce))
+    assert mended.code == 0, mended.err
+    free = bench(*folders(photos, "--detectors", "she,cadref,knn(k=2)", *scarce))  # their rule needs no class
+    assert free.code == 0, free.err
+
+
+def test_all_detectors_leave_out_what_lacks_a_class_and_say_so(bench: Bench, photos: Path, tmp_path: Path):
+    for file in sorted((photos / "known" / "doe").glob("*.png"))[1:]:
+        file.unlink()
+    result = bench(*folders(photos, "--detectors", "one-pass", "--fit-fraction", 0.05))
+    assert result.code == 0, result.err
+    assert (
+        "mahalanobis left out: every class needs a training image, but 'fit' (5 images) has none of 'doe'" in result.err
+    )
+    records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    (row,) = [r for r in records if (r["method"], r["task"], r["metric"]) == ("mahalanobis", "anomaly", "auroc")]
+    assert row["value"] is None
+    assert "'doe' (class 3)" in row["reason"]
+    assert any(r["method"] == "energy" and r["value"] is not None for r in records)
+
+
+def test_too_few_rows_are_refused_before_the_first_image(bench: Bench, photos: Path, tmp_path: Path):
+    for spec, most in (("knn(k=37)", 36), ("nnguide(k=5,alpha=0.1)", 3), ("ssd(clusters=40)", 36)):
+        result = bench(*folders(photos, "--detectors", spec))
+        assert (result.code, result.err.count("\n")) == (2, 1), result.err
+        assert f"more than the {most} training rows that 'fit' (36 images) gives it" in result.err
+    assert not list((tmp_path / "cache").glob("*"))
+    assert bench(*folders(photos, "--detectors", "knn(k=36),nnguide(k=3,alpha=0.1),ssd(clusters=1)")).code == 0
+
+
+def test_missing_fit_or_calibration_images_are_refused_before_the_first_image(
+    bench: Bench, photos: Path, tmp_path: Path
+):
+    fit = bench(*folders(photos, "--detectors", "vim", "--fit-fraction", 0))
+    assert "vim: needs fit data, but this run has none; give --fit DIR or a --fit-fraction above 0" in fit.err
+    held_out = bench(*folders(photos, "--detectors", "rel_u", "--calibrate-fraction", 0))
+    assert "rel_u: needs calibration data, but this run has none; give --calibrate DIR" in held_out.err
+    assert (fit.code, held_out.code) == (2, 2)
+    assert not list((tmp_path / "cache").glob("*"))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ood_toolkit.benchmarks.crew import Crew, Origin, labelled, outputs_of
+from ood_toolkit.benchmarks.lacking import require_fit_data
 from ood_toolkit.benchmarks.masking import masked, masks_of, seen_through, tap_under
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS, Method, scores_log_probabilities
@@ -75,6 +76,7 @@ class Runner:
         self.settings = settings
         self.folder = folder
         self._gaps: dict[str, dict[str, str]] = {}
+        self._lacking: dict[tuple[str, str], str] = {}
         self._rows: dict[str, dict[str, Tensor]] = {}
         self.recorder = Recorder(suite, folder, settings.bootstrap, settings.seed)
 
@@ -86,6 +88,8 @@ class Runner:
         """
         members = []
         opinion: Parts = {}
+        classes = self.settings.models[0].classifier.head.weight.shape[0]
+        self._lacking = require_fit_data(self.settings.methods, self.suite, self._masks(), classes)
         for model in self.settings.models:
             parts, live = self._see(model)
             members.append(parts)
@@ -125,7 +129,9 @@ class Runner:
         for method, detector, mask in live:
             if detector.needs != "nothing":
                 fresh = detector.clone()
-                problem = self._fit(fresh, _masked(parts, mask), _origin(model.spec, mask))
+                problem = self._lacks(detector, mask) or self._fit(
+                    fresh, _masked(parts, mask), _origin(model.spec, mask)
+                )
                 if problem:
                     results[seen_through(detector, mask).spec] = self._refuse(method, problem)
                 else:
@@ -212,6 +218,8 @@ class Runner:
                     result = live[seen_through(method.detector, mask).spec]
                 elif missing:
                     result = self._refuse(method, f"needs the tap {missing} of {model.spec}")
+                elif self._lacks(method.detector, mask):
+                    result = self._refuse(method, self._lacks(method.detector, mask))
                 else:
                     origin = _origin(model.spec, mask)
                     result = self._scores(method, method.detector, parts, _place(model.spec, mask), origin)
@@ -326,6 +334,9 @@ class Runner:
         else:
             train = next(iter(parts.values())).rows(slice(0, 0))
         return train.to(self.settings.device)
+
+    def _lacks(self, detector: Detector | LiveDetector, mask: ClassMask | None) -> str:
+        return self._lacking.get((detector.spec, mask.description if mask else ""), "")
 
     def _refuse(self, method: Method, reason: str) -> str:
         """An error where the user asked for this detector by name; a row without numbers where it came with "all"."""
