@@ -51,12 +51,25 @@ class Extracted:
 
 
 @dataclass(frozen=True)
+class Filled:
+    """What a pass has added to the store of one model on one set.
+
+    Args:
+        computed: how many images went through the model.
+        seconds: what the set took, with all models that shared the pass.
+    """
+
+    computed: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Extractor:
     """How images go through a model, and where the results are kept.
 
     Args:
         cache: folder of all stores.
-        batch_size: images per forward pass.
+        batch_size: images per forward pass; 0 finds it, see `BatchSize`. Halved where memory runs out.
         workers: processes that decode images; 0 decodes in this one.
         dtype: how logits, features and taps are kept: float32, float16 or bfloat16.
         strict: an unreadable image is an error, instead of being named, skipped and counted.
@@ -79,6 +92,8 @@ class Extractor:
         transform_name: str,
         images: ImageSet,
         live: Sequence[LiveDetector] = (),
+        *,
+        name: str = "",
     ) -> Extracted:
         """Outputs of `classifier` on all images, and the scores of live detectors, from the store where it has them.
 
@@ -92,17 +107,18 @@ class Extractor:
             transform_name: says what the transform does; part of the store's key.
             images: what to run.
             live: fitted live detectors.
+            name: what people call the model; for listings of stores.
 
         Raises:
             ValueError: no image could be read; `strict` and one could not; the model gives NaN for some.
         """
         started = time.perf_counter()
-        job = Job(classifier, transform, transform_name, live)
-        computed = self.fill([job], [images])
+        job = Job(classifier, transform, transform_name, live, name)
+        (filled,) = self.fill([job], [images])
         store = self._store(job, images)
         # told by rank 0: another machine may see new files of a shared folder late
         kept = self.world.told(lambda: (store.described(), store.notes, store.unreadable(OUTPUTS)))
-        return self.world.each(lambda: self._open(job, images, store, *kept, computed=computed, started=started))
+        return self.world.each(lambda: self._open(job, images, store, *kept, computed=filled.computed, started=started))
 
     def _open(
         self,
@@ -131,6 +147,7 @@ class Extractor:
             labels=images.labels,
             head=job.classifier.head.to("cpu"),
             taps={tap: store.columns(tap_key(tap), described)[tap_key(tap)] for tap in taps},
+            owner=store,
         )
         scores = {d.spec: store.columns(live_key(d), described)[live_key(d)] for d in job.live}
         if unreadable:
@@ -146,13 +163,13 @@ class Extractor:
             seconds=time.perf_counter() - started,
         )
 
-    def fill(self, jobs: Sequence[Job], sets: Sequence[ImageSet]) -> int:
+    def fill(self, jobs: Sequence[Job], sets: Sequence[ImageSet]) -> list[Filled]:
         """Computes what the stores of all models on all sets lack, in one pass, so that `extract` only reads.
 
         Every image is decoded once for all models, and once transformed for those that share a transform.
 
         Returns:
-            How many images went through models, each counted once per model.
+            What each model did on each set: all models on the first set, then all on the second.
 
         Raises:
             ValueError: a model gives NaN for some images.
@@ -169,7 +186,7 @@ class Extractor:
         ]
         self.world.each(lambda: self._compute(targets))
         self.world.told(lambda: self._seal(targets))
-        return sum(target.computed for target in targets)
+        return [Filled(target.computed, target.seconds) for target in targets]
 
     def _lacking(self, store: Store, job: Job) -> tuple[dict[str, str], dict[int, list[str]]]:
         """What the store cannot give with the reason, and the groups it lacks by shard number."""
@@ -206,6 +223,9 @@ class Extractor:
         shares = [share for share in shares if share.pending]
         if shares:
             run_pass(shares, Loading(self.batch_size, self.workers), progress)
+        seconds = {id(share.images): share.seconds for share in shares}
+        for target in targets:
+            target.seconds = seconds.get(id(target.images), 0.0)
 
     def _seal(self, targets: Sequence[Target]) -> None:
         for target in targets:
@@ -240,7 +260,8 @@ class Extractor:
             "amp": str(getattr(job.classifier, "amp", None)),
         }
         key = hashlib.sha256(json.dumps([STORE_VERSION, identity], sort_keys=True).encode()).hexdigest()[:24]
-        return Store(self.cache / key, len(images), identity)
+        about = {"images": images.name} | ({"model": job.name} if job.name else {})
+        return Store(self.cache / key, len(images), identity, about)
 
 
 def _groups(job: Job, notes: Mapping[str, str]) -> dict[str, str | LiveDetector]:

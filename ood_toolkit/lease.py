@@ -23,6 +23,7 @@ class Lease:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._file = folder / "lease"
         self._handle: int | None = None
         deadline = time.monotonic() + _PATIENCE
         while not self._take(folder):
@@ -33,7 +34,7 @@ class Lease:
     def _take(self, folder: Path) -> bool:
         """False: whoever removes the store has it, or had it a moment ago."""
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "lease"
+        file = self._file
         try:
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         except FileNotFoundError:
@@ -52,9 +53,13 @@ class Lease:
         if not _same(handle, file):
             self.release()
             return False
-        with suppress(OSError):
-            os.utime(file)
+        self.touch()
         return True
+
+    def touch(self, when: float | None = None) -> None:
+        """Sets the time of the last use: now, or another, in seconds since 1970."""
+        with suppress(OSError):
+            os.utime(self._file, None if when is None else (when, when))
 
     def release(self) -> None:
         """Gives the store free before the lease is collected."""

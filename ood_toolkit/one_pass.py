@@ -37,12 +37,14 @@ class Job:
         transform: PIL image → (3, H, W) tensor, uint8 or float in [0, 1].
         transform_name: says what the transform does; part of the store's key. Jobs with the same name share pixels.
         live: fitted live detectors.
+        name: what people call the model; for listings of stores.
     """
 
     classifier: "Classifier"
     transform: Transform
     transform_name: str
     live: Sequence[LiveDetector] = ()
+    name: str = ""
 
 
 class Target:
@@ -72,6 +74,8 @@ class Target:
         self.groups = groups
         self.pending = pending
         self.dtype = dtype
+        self.seconds = 0.0
+        """What the pass over the set took, together with the other models."""
         missing = {group for wanted in pending.values() for group in wanted}
         taps = [kind for group, kind in groups.items() if group in missing and isinstance(kind, str) and kind]
         self._model = job.classifier.with_taps(taps)
@@ -153,7 +157,10 @@ def run_pass(targets: Sequence[Target], loading: Loading, progress: Progress) ->
 
             if not done[id(images)]:
                 advance(0)
+            started = time.perf_counter()
             _fill_shard(shard, sharing, _until(batches, len(shard.rows)), names, size, advance)
+            for target in targets:
+                target.seconds += time.perf_counter() - started if target.images is images else 0.0
 
 
 def _shards(targets: Sequence[Target]) -> Iterator[tuple[Shard, list[Target]]]:

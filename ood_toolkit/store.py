@@ -215,10 +215,11 @@ class Store:
         A run that needs the group then computes those shards again, and no other.
         """
         described = {name: column for name, column in self.described().items() if column["group"] == group}
+        was_finished = self._seal_file(group).exists()
         torn = []
         for shard in self.shards:
             file = self._journal_file(group, shard)
-            if not file.exists():
+            if not file.exists() and not was_finished:
                 continue
             if not self._whole(read_json(file), shard, described):
                 file.unlink(missing_ok=True)

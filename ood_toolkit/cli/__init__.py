@@ -7,6 +7,7 @@ import sys
 import typer
 
 from ood_toolkit.cli.bench import EXAMPLES, bench
+from ood_toolkit.cli.cache import cache
 from ood_toolkit.cli.data import data
 from ood_toolkit.cli.interrupted import INTERRUPTED, Interrupted
 from ood_toolkit.cli.results import results
@@ -25,6 +26,7 @@ app.callback(invoke_without_command=True, epilog=None, help="Scores detectors an
 )
 app.add_typer(results)
 app.add_typer(data, name="data")
+app.add_typer(cache, name="cache")
 
 # click's UsageError, or the one of the copy of click that newer versions of typer bring with them
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # pyright: ignore[reportAssignmentType]
