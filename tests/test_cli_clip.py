@@ -56,7 +56,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
             code = 0
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 0
-        return Result(code, *capfd.readouterr())
+        out, err = capfd.readouterr()
+        return Result(code, out, err)
 
     return call
 
@@ -181,7 +182,7 @@ def test_every_zero_shot_detector_has_a_row_and_the_run_says_what_the_model_was_
     assert "outlier_prompts: outlier prompts 'a blank page', 'a wall; white'" in caption
 
     clip = clips["small"]
-    model = open_clip.create_model(clip.removeprefix("open_clip:")).eval()
+    model: Any = open_clip.create_model(clip.removeprefix("open_clip:")).eval()
     tokenizer = open_clip.get_tokenizer(clip.removeprefix("open_clip:"))
     with torch.no_grad():
         outliers = unit(model.encode_text(tokenizer(["a blank page", "a wall; white"])))
@@ -352,7 +353,7 @@ def test_the_official_transform_keeps_clips_own_normalisation_and_says_so(
     assert "(the model's own mean and std, not ImageNet's)" in (tmp_path / "run" / "table.md").read_text()
     from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor
 
-    spelt_out = Compose([Resize(256), CenterCrop(224), ToTensor(), Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.25])])
+    spelt_out: Any = Compose([Resize(256), CenterCrop(224), ToTensor(), Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.25])])
     model: Any = open_clip.create_model(clips["large"].removeprefix("open_clip:")).eval()
     head = load_classifier(clips["large"], clip=ClipPrompts(NAMES, "best7")).classifier.head.weight
     pictures = [spelt_out(Image.open(photos / "strange" / name)) for name in scores.ids["strange"]]

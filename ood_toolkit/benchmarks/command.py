@@ -172,12 +172,7 @@ def _run(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], None]) 
 
 def _identity(model: LoadedClassifier) -> dict[str, str]:
     told = {"told": model.told()} if model.texts else {}
-    return {
-        "spec": model.spec,
-        "weights": model.classifier.fingerprint(),
-        "preprocessing": model.preprocessing,
-        **told,
-    }
+    return {"weights": model.classifier.fingerprint(), "preprocessing": model.preprocessing, **told}
 
 
 def _facts(choices: Choices, plan: _Plan) -> dict[str, Any]:
@@ -205,7 +200,7 @@ def _facts(choices: Choices, plan: _Plan) -> dict[str, Any]:
             if method.paper
         },
         **({"zero_shot": said(clip_prompts(choices))} if uses_zero_shot(choices) else {}),
-        **({"second_opinion": _identity(plan.second)} if plan.second else {}),
+        **({"second_opinion": {"spec": plan.second.spec, **_identity(plan.second)}} if plan.second else {}),
         "detectors": {method.spec: repr(method.detector) for method in methods},
         "calibrators": {calibrator.spec: repr(calibrator) for calibrator in plan.calibrators},
     }
