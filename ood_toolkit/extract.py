@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from ood_toolkit.detectors import LiveDetector
 from ood_toolkit.distributed import ALONE, World
 from ood_toolkit.one_pass import OUTPUTS, Job, Progress, Target, live_key, run_pass, tap_key
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.store import STORE_VERSION, Description, Store
+from ood_toolkit.store import STORE_VERSION, Description, Shard, Store
 
 if TYPE_CHECKING:
     from ood_toolkit.models import Classifier
@@ -196,9 +196,14 @@ class Extractor:
             # an earlier run was cut off: believe only what its checksums vouch for
             if not store.sealed(group):
                 store.verify(group)
-        done = {group: store.done(group) for group in groups}
-        lacks = {shard.number: [g for g in groups if shard.number not in done[g]] for shard in store.shards}
-        return notes, {number: missing for number, missing in lacks.items() if missing}
+        return notes, _pending(store, groups)
+
+    def lacking(self, job: Job, images: ImageSet) -> dict[Shard, list[str]]:
+        """The groups of columns that a pass would compute, by shard; looked up without touching the store."""
+        path, _ = self._place(job, images)
+        store = Store.seen(path, len(images))
+        pending = _pending(store, _groups(job, store.notes))
+        return {shard: pending[shard.number] for shard in store.shards if shard.number in pending}
 
     def _compute(self, targets: Sequence[Target]) -> None:
         """This rank's part of the pass: every `size`-th of all pending shards, whole."""
@@ -252,6 +257,12 @@ class Extractor:
                     )
 
     def _store(self, job: Job, images: ImageSet) -> Store:
+        path, identity = self._place(job, images)
+        about = {"images": images.name} | ({"model": job.name} if job.name else {})
+        return Store(path, len(images), identity, about)
+
+    def _place(self, job: Job, images: ImageSet) -> tuple[Path, dict[str, str]]:
+        """The folder of a store, and what it is of."""
         identity = {
             "weights": job.classifier.with_taps(()).fingerprint(),
             "transform": job.transform_name,
@@ -260,8 +271,7 @@ class Extractor:
             "amp": str(getattr(job.classifier, "amp", None)),
         }
         key = hashlib.sha256(json.dumps([STORE_VERSION, identity], sort_keys=True).encode()).hexdigest()[:24]
-        about = {"images": images.name} | ({"model": job.name} if job.name else {})
-        return Store(self.cache / key, len(images), identity, about)
+        return self.cache / key, identity
 
 
 def _groups(job: Job, notes: Mapping[str, str]) -> dict[str, str | LiveDetector]:
@@ -269,3 +279,10 @@ def _groups(job: Job, notes: Mapping[str, str]) -> dict[str, str | LiveDetector]
     groups: dict[str, str | LiveDetector] = {OUTPUTS: ""}
     groups |= {tap_key(tap): tap for tap in job.classifier.taps if tap not in notes}
     return groups | {live_key(detector): detector for detector in job.live}
+
+
+def _pending(store: Store, groups: Collection[str]) -> dict[int, list[str]]:
+    """The groups that are not whole, by shard number."""
+    done = {group: store.done(group) for group in groups}
+    lacks = {shard.number: [g for g in groups if shard.number not in done[g]] for shard in store.shards}
+    return {number: missing for number, missing in lacks.items() if missing}

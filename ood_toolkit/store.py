@@ -81,18 +81,18 @@ class Store:
         self.path = path
         self.lease = Lease(path)  # released when nobody holds this store any more
         self.rows = rows
-        self.shard_rows = SHARD_ROWS << max(0, -(-rows // (SHARD_ROWS * _MOST_SHARDS)) - 1).bit_length()
         self._declared: dict[str, Description] = {}
         for folder in ("done", "notes"):
             (path / folder).mkdir(parents=True, exist_ok=True)
-        wanted = {"version": STORE_VERSION, "rows": rows, "shard_rows": self.shard_rows, "identity": dict(identity)}
+        wanted = {"version": STORE_VERSION, "rows": rows, "identity": dict(identity)}
         header = path / "store.json"
         if not header.exists():
-            replace_text(header, json.dumps(wanted, indent=1), durable=True)
+            replace_text(header, json.dumps({**wanted, "shard_rows": _shard_rows(rows)}, indent=1), durable=True)
         found = json.loads(header.read_text(encoding="utf-8"))
         for key, value in wanted.items():
             if found.get(key) != value:
                 raise ValueError(f"store {path} has {key} {found.get(key)!r}, expected {value!r}; remove that folder")
+        self.shard_rows: int = found["shard_rows"]
         self._tell(dict(about or {}))
 
     def _tell(self, about: dict[str, str]) -> None:
@@ -113,6 +113,14 @@ class Store:
         if not isinstance(header.get("rows"), int) or not isinstance(header.get("identity"), dict):
             raise ValueError(f"{path} holds no store")
         return cls(path, header["rows"], header["identity"])
+
+    @classmethod
+    def seen(cls, path: Path, rows: int) -> "Store":
+        """What lies in a folder, looked at without a lease and without making it; only for questions about it."""
+        store = cls.__new__(cls)
+        store.path, store.rows, store._declared = path, rows, {}
+        store.shard_rows = read_json(path / "store.json").get("shard_rows", _shard_rows(rows))
+        return store
 
     @property
     def groups(self) -> list[str]:
@@ -291,6 +299,10 @@ def read_json(file: Path) -> dict:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _shard_rows(rows: int) -> int:
+    return SHARD_ROWS << max(0, -(-rows // (SHARD_ROWS * _MOST_SHARDS)) - 1).bit_length()
 
 
 def replace_text(file: Path, text: str, *, durable: bool = False) -> None:
