@@ -1,5 +1,6 @@
 """Bootstrap intervals for the metrics of probability vectors, resampling rows."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,23 @@ class _Ties(NamedTuple):
     order: Ints
     gap: Floats
     last: Ints
+
+
+class CalibrationRows(NamedTuple):
+    """Each row's confidence and correctness, and the columns whose means are metrics."""
+
+    confidence: Floats
+    correct: Bools
+    means: dict[str, Floats]
+
+    @staticmethod
+    def cat(blocks: Sequence["CalibrationRows"]) -> "CalibrationRows":
+        """Rows of all blocks, one after another: a matrix larger than the cache is best reduced in blocks."""
+        return CalibrationRows(
+            np.concatenate([block.confidence for block in blocks]),
+            np.concatenate([block.correct for block in blocks]),
+            {name: np.concatenate([block.means[name] for block in blocks]) for name in blocks[0].means},
+        )
 
 
 def calibration_intervals(
@@ -51,6 +69,12 @@ def calibration_intervals(
         level: of the intervals, in (0, 1).
         seed: the same seed and N give the same resamples.
     """
+    rows = calibration_rows(probabilities, labels)
+    return row_intervals(rows, resamples=resamples, level=level, seed=seed)
+
+
+def calibration_rows(probabilities: ArrayLike, labels: ArrayLike) -> CalibrationRows:
+    """What every row contributes to the metrics of a calibration table."""
     confidence, correct = top_label(probabilities, labels)
     means = {
         "accuracy": correct.astype(np.float64),
@@ -58,7 +82,15 @@ def calibration_intervals(
         "nll": nll_rows(probabilities, labels),
         "brier": brier_rows(probabilities, labels),
     }
-    values = {name: float(rows.mean()) for name, rows in means.items()}
+    return CalibrationRows(confidence, correct, means)
+
+
+def row_intervals(
+    rows: CalibrationRows, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+) -> dict[str, Interval]:
+    """As `calibration_intervals`, of rows that were reduced before; see there."""
+    confidence, correct, means = rows
+    values = {name: float(column.mean()) for name, column in means.items()}
     values["ece"] = ece(confidence, correct, bins=_BINS)
     values["rms_calibration_error"] = rms_calibration_error(confidence, correct)
     if confidence.size >= _BIN_SIZE:

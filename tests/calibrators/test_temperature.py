@@ -2,6 +2,7 @@ import json
 import math
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -26,7 +27,28 @@ def test_the_reference_cases_have_their_known_temperatures(factor, temperature):
 def test_golden_fit_logits_give_the_golden_temperature():
     inputs = np.load(SHARED / "golden" / "inputs.npz")
     fitted = TemperatureCalibrator().fit(torch.tensor(inputs["fit_logits"]), torch.tensor(inputs["fit_labels"]))
-    assert float(fitted.temperature) == pytest.approx(0.385178, abs=1e-6)
+    assert float(fitted.temperature) == pytest.approx(0.385177536259950611, abs=1e-12)
+
+
+@golden
+def test_the_golden_temperature_is_the_root_of_the_derivative_in_25_digits():
+    inputs = np.load(SHARED / "golden" / "inputs.npz")
+    rows, labels = inputs["fit_logits"].astype(np.float64), inputs["fit_labels"]
+
+    def derivative(temperature: str) -> Any:
+        """Mean of E_p[z] - z_y at 1/T, term by term."""
+        beta, total = 1 / mpmath.mpf(temperature), mpmath.mpf(0)
+        for row, label in zip(rows, labels, strict=True):
+            weights = [mpmath.exp(beta * mpmath.mpf(z)) for z in row]
+            total += mpmath.fdot(weights, map(mpmath.mpf, row)) / mpmath.fsum(weights) - mpmath.mpf(row[label])
+        return total / len(rows)
+
+    with mpmath.workdps(25):
+        below, above = derivative("0.385177536259950611"), derivative("0.385177536259950612")
+        bisected = derivative("0.38515625")  # where another tool's bisection stops
+    assert above < 0 < below  # the derivative grows with 1/T
+    assert abs(above) < 1e-18
+    assert bisected == pytest.approx(5.559e-6, rel=1e-3)
 
 
 @golden

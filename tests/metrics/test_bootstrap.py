@@ -1,5 +1,6 @@
 """The vectorised bootstrap against resampling spelled out, its cells against exact counts, intervals against truth."""
 
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ from ood_toolkit import metrics as m
 from ood_toolkit.metrics import bootstrap
 from ood_toolkit.metrics.counts import rank
 from ood_toolkit.metrics.resamples import Cumulated, Drawn, Draws, Strata
+from ood_toolkit.metrics.rows import CalibrationRows, calibration_rows, row_intervals
 
 
 def spelled_out(scores, counts):
@@ -202,6 +204,14 @@ def test_calibration_intervals_hold_their_values_and_equal_rows_resampled_one_by
         low, high = np.quantile(values, [0.025, 0.975])
         assert found[name].low <= found[name].value <= found[name].high
         assert found[name].high - found[name].low == pytest.approx(high - low, rel=0.2)
+
+
+def test_rows_reduced_in_blocks_give_what_the_whole_gives():
+    probabilities, labels = case_a()
+    cuts = [0, 1, 300, 1000]
+    blocks = [calibration_rows(probabilities[i:j], labels[i:j]) for i, j in pairwise(cuts)]
+    found = row_intervals(CalibrationRows.cat(blocks), resamples=20)
+    assert found == m.calibration_intervals(probabilities, labels, resamples=20)
 
 
 def test_small_calibration_tables_leave_out_the_published_error():
