@@ -283,3 +283,12 @@ def own_memory() -> int:
         pytest.skip("memory is read from /proc")
     found = next(line for line in status.read_text().splitlines() if line.startswith("RssAnon"))
     return int(found.split()[1]) << 10
+
+
+def test_a_store_with_shards_of_another_length_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _, numbers = filled(tmp_path)
+    monkeypatch.setattr(store_module, "SHARD_ROWS", 64)
+    again = Store(tmp_path, ROWS, {"weights": "w"})
+    assert len(again.shards) == 3
+    assert again.verify("g") == []
+    assert torch.equal(again.columns("g")["x"], numbers)
