@@ -1,6 +1,6 @@
 """SSD's score: Mahalanobis distance to clusters found without labels."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 import torch
@@ -52,7 +52,7 @@ class SSDDetector(Detector):
         points = _clustered(train, self.clusters, self.sweeps, self.seed)
         centres, whiteners = [], []
         for cluster in _assigned(train, points).unique().tolist():
-            gathered = moments(train, transform=_directions, groups=_members(points, cluster))
+            gathered = moments(train, transform=_directions, groups=partial(_members, points=points, cluster=cluster))
             thin = whitening(gathered.total)
             centres.append(gathered.mean)
             whiteners.append(torch.nn.functional.pad(thin, (0, train.width - thin.shape[1])))
@@ -78,13 +78,9 @@ def _assigned(train: Outputs, points: Float[Tensor, "M D"]) -> Int[Tensor, " N"]
     return torch.cat([nearest_point(_directions(batch.features), points)[1] for batch in blocks(train)])
 
 
-def _members(points: Float[Tensor, "M D"], cluster: int) -> Callable[[Outputs], Tensor]:
+def _members(batch: Outputs, points: Float[Tensor, "M D"], cluster: int) -> Int[Tensor, " N"]:
     """For `moments`: group 0 for the rows nearest to this point, none for the others."""
-
-    def group(batch: Outputs) -> Tensor:
-        return torch.where(nearest_point(_directions(batch.features), points)[1] == cluster, 0, -1)
-
-    return group
+    return torch.where(nearest_point(_directions(batch.features), points)[1] == cluster, 0, -1)
 
 
 def _clustered(train: Outputs, clusters: int, sweeps: int, seed: int) -> Float[Tensor, "M D"]:
