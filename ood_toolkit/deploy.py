@@ -29,7 +29,8 @@ class GuardedClassifier(nn.Module):
     """One module whose forward gives calibrated probabilities, a score, and an accept/reject verdict.
 
     Fit its detector and calibrator (before or after wrapping), then `fit_threshold` on held-out in-distribution
-    images or scores. The whole state, the threshold too, is in `state_dict()`.
+    images or scores. The whole state, the threshold too, is in `state_dict()`. `torch.export.export` works for a batch
+    of fixed size, where the detector's arithmetic does not depend on the numbers (KNN's second look at near rows does).
 
     Args:
         model: a `Classifier`, or any module that takes images as `Classifier` gives them.
@@ -62,7 +63,8 @@ class GuardedClassifier(nn.Module):
         Raises:
             NotFitted: there is no threshold yet, or the detector or calibrator is unfitted.
         """
-        if self.threshold.isnan():
+        # an exported graph cannot ask what a number is; without a threshold it accepts nothing
+        if not torch.compiler.is_compiling() and self.threshold.isnan():
             raise NotFitted("this guarded classifier has no threshold yet; call fit_threshold(held_out) first")
         outputs = self.classifier(images)
         score = self._score(outputs, images)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ood_toolkit.calibrators import TemperatureCalibrator
 from ood_toolkit.deploy import GuardedClassifier
-from ood_toolkit.detectors import EnergyDetector, LiveDetector, MahalanobisDetector, MSPDetector
+from ood_toolkit.detectors import Detector, EnergyDetector, LiveDetector, MahalanobisDetector, MSPDetector
 from ood_toolkit.fitted import NotFitted
 from ood_toolkit.models import Classifier
 
@@ -105,3 +105,15 @@ def test_a_detector_with_taps_refuses_a_classifier_without_them():
 
     with pytest.raises(ValueError, match=r"tapped needs the taps \['stage:1'\]"):
         GuardedClassifier(Classifier(network()), Tapped())
+
+
+@pytest.mark.parametrize("detector", [EnergyDetector(), MahalanobisDetector()], ids=lambda detector: detector.name)
+def test_an_exported_guard_gives_the_same_verdicts_on_batches_of_its_size(detector: Detector):
+    classifier, pixels = Classifier(network()), images(300)
+    detector.fit(classifier(pixels).with_labels(torch.arange(300) % 4))
+    guarded = detector.wrap(classifier).eval().fit_threshold(pixels)
+    with torch.no_grad():
+        exported = torch.export.export(guarded, (pixels[:8],), strict=False).module()
+        for batch in (pixels[:8], pixels[100:108]):
+            for given, expected in zip(exported(batch), guarded(batch), strict=True):
+                torch.testing.assert_close(given, expected)
