@@ -18,65 +18,23 @@ def random(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-AWKWARD = {
-    "normal": lambda: random(501, 7),
-    "rectified, so that half the values are tied at zero": lambda: random(501, 7).relu(),
-    "few distinct values": lambda: random(501, 7).round(),
-    "one row": lambda: random(1, 7),
-    "two rows": lambda: random(2, 7),
-    "spanning all exponents": lambda: random(501, 7) * 10 ** (30 * random(501, 7, seed=1).clamp(-1, 1)),
-    "negative": lambda: -random(501, 7).abs() - 1,
-    "signed zeros": lambda: torch.zeros(9, 7, dtype=torch.float64) * random(9, 7).sign(),
-    "all equal": lambda: torch.full((10, 7), -3.25, dtype=torch.float64),
-}
-LEVELS = (0.0, 0.001, 0.1, 1 / 3, 0.5, 0.9, 0.95, 0.999, 1.0)
+@pytest.mark.parametrize("k", [1, 3, 40, 200])
+@pytest.mark.parametrize("columns", [200, 517, 1029])
+def test_the_largest_entries_are_those_of_topk(k, columns):
+    values = random(9, columns)
+    best, where = stats.largest_entries(values, k)
+    expected = values.topk(k, dim=1)
+    assert torch.equal(best, expected.values)
+    assert torch.equal(where, expected.indices)
+    assert torch.equal(stats.largest_values(values, k).sort(dim=1, descending=True).values, expected.values)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", AWKWARD)
-def test_a_streamed_quantile_is_numpys_over_all_numbers_and_per_column(case, dtype, monkeypatch):
-    monkeypatch.setattr("ood_toolkit.outputs._BATCH_NUMBERS", 64 * 12)  # many batches
-    values = AWKWARD[case]().to(dtype)
-    data = outputs(values)
-    exact, rounding = values.double().numpy(), 1e-7 if dtype == torch.float32 else 1e-15
-    expected = torch.from_numpy(np.quantile(exact, LEVELS)).to(dtype)
-    torch.testing.assert_close(stats.quantile(data, LEVELS), expected, rtol=rounding, atol=0)
-    columns = torch.from_numpy(np.quantile(exact, LEVELS, axis=0)).to(dtype)
-    torch.testing.assert_close(stats.quantile(data, LEVELS, per_column=True), columns, rtol=rounding, atol=0)
-
-
-@pytest.mark.parametrize("bins", [1 << 7, 1 << 13])
-def test_the_number_of_bins_does_not_move_a_quantile(bins, monkeypatch):
-    monkeypatch.setattr(stats, "_HISTOGRAM_BINS", bins)
-    values = random(303, 5, dtype=torch.float32)
-    expected = torch.from_numpy(np.quantile(values.double().numpy(), 0.37, axis=0)).float()
-    torch.testing.assert_close(stats.quantile(outputs(values), 0.37, per_column=True), expected, rtol=1e-7, atol=0)
-
-
-def test_a_quantile_at_an_exact_rank_is_one_of_the_values():
-    values = random(101, 1, dtype=torch.float32)
-    assert stats.quantile(outputs(values), 0.25) == values.flatten().sort().values[25]
-
-
-def test_a_quantile_reads_any_function_of_several_outputs():
-    first, second = random(40, 3), random(23, 3, seed=1)
-    expected = np.quantile(torch.cat([first, second]).norm(dim=1).numpy(), 0.9)
-    got = stats.quantile([outputs(first), outputs(second)], 0.9, of=lambda batch: batch.features.norm(dim=1))
-    assert got.shape == ()
-    assert float(got) == pytest.approx(expected, rel=1e-14)
-
-
-def test_a_quantile_of_nothing_or_beyond_one_is_refused():
-    with pytest.raises(ValueError, match="at least one row"):
-        stats.quantile(outputs(random(0, 3)), 0.5)
-    with pytest.raises(ValueError, match=r"in \[0, 1\], got 90"):
-        stats.quantile(outputs(random(3, 3)), 90)
-
-
-def test_infinite_values_stay_in_order():
-    values = torch.tensor([[-torch.inf, 1.0, torch.inf, 2.0, 3.0]]).T
-    assert stats.quantile(Outputs.from_logits(values), 0.5) == 2.0
-    assert stats.quantile(Outputs.from_logits(values), 1.0) == torch.inf
+def test_the_largest_of_tied_entries_stand_where_they_were_found():
+    values = random(9, 300).relu().round()
+    best, where = stats.largest_entries(values, 5)
+    assert torch.equal(best, values.topk(5, dim=1).values)
+    assert torch.equal(values.gather(1, where), best)
+    assert all(len(row.unique()) == 5 for row in where)
 
 
 @pytest.mark.parametrize("k", [1, 5, 60])
@@ -114,7 +72,7 @@ def test_no_queries_have_no_neighbours():
 
 
 def test_moments_are_numpys_even_far_from_the_origin(monkeypatch):
-    monkeypatch.setattr("ood_toolkit.outputs._BATCH_NUMBERS", 1)  # 64 rows, the least
+    monkeypatch.setattr(stats, "_BLOCK_NUMBERS", 1)  # 64 rows, the least
     features, labels = 1e4 + random(300, 4), torch.arange(300) % 5
     labels[::7] = -1
     known = labels >= 0

@@ -9,7 +9,8 @@ from ood_toolkit.outputs import Outputs
 
 def energy(logits: Float[Tensor, "N C"], temperature: float = 1.0) -> Float[Tensor, " N"]:
     """`-T log Σ_c exp(z_c / T)`, the free energy E(x; f) of the paper. Low for confident rows."""
-    return -temperature * (logits / temperature).logsumexp(dim=-1)
+    scaled = logits if temperature == 1 else logits / temperature
+    return -temperature * scaled.logsumexp(dim=-1)
 
 
 class EnergyDetector(Detector):

@@ -10,7 +10,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.softmax import log_probabilities
 from ood_toolkit.outputs import Head, Outputs
-from ood_toolkit.stats import blocks, l2_normalise, whitening
+from ood_toolkit.stats import l2_normalise, moments, one_group, whitening
 
 
 def regret(logits: Float[Tensor, "N C"], leverage: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
@@ -20,9 +20,9 @@ def regret(logits: Float[Tensor, "N C"], leverage: Float[Tensor, " N"]) -> Float
     # each term is 1 / (1 + u) with u = p^(κ − 1) (1 − p)
     log_u = (kappa - 1) * logs + (-logs.expm1()).log()
     terms = (-log_u).sigmoid()
-    top = logs.argmax(dim=-1, keepdim=True)
+    top = logs.max(dim=-1, keepdim=True).indices
     # Σ − 1 = the other terms − (1 − the largest), both small where the softmax is sure
-    excess = terms.scatter(-1, top, 0.0).sum(dim=-1) - log_u.sigmoid().gather(-1, top).squeeze(-1)
+    excess = terms.scatter_(-1, top, 0.0).sum(dim=-1) - log_u.gather(-1, top).sigmoid().squeeze(-1)
     return excess.log1p()
 
 
@@ -53,12 +53,10 @@ class PNMLDetector(Detector):
 
     def fit(self, train: Outputs) -> Self:
         """Learns the inverse correlation of the features, and the head; labels are not used. Returns itself."""
-        correlation = torch.zeros(train.width, train.width, dtype=torch.float64, device=train.features.device)
-        for batch in blocks(train):
-            rows = l2_normalise(batch.features.double())
-            correlation += rows.T @ rows
-        if not correlation.any():
-            raise ValueError("pNML needs training rows with features, but there are none")
+        if not len(train):
+            raise ValueError("pNML needs training rows, but there are none")
+        gathered = moments(train, groups=one_group, transform=_directions)
+        correlation = len(train) * (gathered.total + torch.outer(gathered.mean, gathered.mean))
         self.projection = whitening(correlation).to(train.head.weight.dtype)
         self.weight, self.bias = train.head.weight.clone(), train.head.bias.clone()
         return self
@@ -68,3 +66,7 @@ class PNMLDetector(Detector):
         rows = l2_normalise(outputs.features)
         leverage = (rows @ self.projection).square().sum(dim=1)
         return regret(Head(self.weight, self.bias)(rows), leverage) / math.log(len(self.bias))
+
+
+def _directions(features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    return l2_normalise(features.double())

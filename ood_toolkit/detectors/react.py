@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ood_toolkit.detectors.rectifier import Rectifier, checked_percentile
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import quantile
+from ood_toolkit.quantiles import quantile
 
 
 class ReActDetector(Rectifier):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ood_toolkit.detectors.rectifier import Rectifier, checked_percentile
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.stats import quantile
+from ood_toolkit.quantiles import quantile
 
 VARIANTS = ("paper", "openood", "pytorch_ood")
 
@@ -69,6 +69,10 @@ class VRADetector(Rectifier):
 
     def rectify(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """The features within the thresholds."""
-        small = torch.zeros_like(self.low) if self.variant == "paper" else self.low
-        middle = torch.where(features < self.low, small, features + self.amplify)
-        return torch.where(features > self.high, self.high, middle)
+        # comparisons as numbers: torch.where takes ten times as long
+        kept = torch.ge(features, self.low, out=torch.empty_like(features))
+        bounded = torch.minimum(features, self.high)
+        if self.amplify:
+            under = torch.le(features, self.high, out=torch.empty_like(features))
+            bounded = bounded.add_(under.mul_(kept), alpha=self.amplify)
+        return bounded.mul_(kept) if self.variant == "paper" else torch.maximum(bounded, self.low)

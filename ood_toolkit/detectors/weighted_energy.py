@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
+from ood_toolkit.detectors.energy import energy
 from ood_toolkit.outputs import Outputs
 
 
@@ -44,7 +45,7 @@ class WeightedEnergyDetector(Detector):
         """(N,) free energies; higher = more out-of-distribution."""
         logits = outputs.logits
         if self.weights is None:
-            return weighted_energy(logits, logits.new_ones(logits.shape[1]))
+            return energy(logits)
         if len(self.weights) != logits.shape[1]:
             raise ValueError(f"{len(self.weights)} weights for {logits.shape[1]} classes")
         return weighted_energy(logits, torch.tensor(self.weights, dtype=logits.dtype, device=logits.device))
