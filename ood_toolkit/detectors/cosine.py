@@ -97,8 +97,8 @@ class RelativeCosineDetector(Detector):
 
 def _class_directions(train: Outputs, absent: str) -> Float[Tensor, "K D"]:
     """Unit-length class means, in float64."""
-    counts = torch.zeros(train.classes, dtype=torch.int64, device=train.features.device)
-    sums = torch.zeros(train.classes, train.width, dtype=torch.float64, device=train.features.device)
+    counts = torch.zeros(train.classes, dtype=torch.int64, device=train.device)
+    sums = torch.zeros(train.classes, train.width, dtype=torch.float64, device=train.device)
     for batch in blocks(train):
         known = batch.labels >= 0
         counts += torch.bincount(batch.labels[known], minlength=train.classes)

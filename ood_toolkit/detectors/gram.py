@@ -112,9 +112,8 @@ class GramDetector(Detector):
 
     def fit(self, train: Outputs) -> Self:
         """Two sweeps: bounds, then the normalisers on the rows held out. Returns itself."""
-        shape = train.taps[self.taps[0]].shape[1:]
-        device = train.logits.device
-        low = torch.full((train.classes, *shape), torch.inf, device=device, dtype=train.logits.dtype)
+        first, device = train.rows(slice(0, 1)).taps[self.taps[0]], train.device
+        low = torch.full((train.classes, *first.shape[1:]), torch.inf, device=device, dtype=first.dtype)
         high = torch.full_like(low, -torch.inf)
         counts = torch.zeros(train.classes, dtype=torch.int64, device=device)
         for batch, group, kept in self._split(train):

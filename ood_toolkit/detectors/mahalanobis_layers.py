@@ -1,5 +1,6 @@
 """Mahalanobis distance in several layers, added up."""
 
+from functools import partial
 from typing import Self
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.layers import layer_slices, split_layers, tap_spec
 from ood_toolkit.detectors.mahalanobis import whiten
-from ood_toolkit.outputs import Head, Outputs
-from ood_toolkit.stats import blocks, moments, nearest_point, present_classes, whitening
+from ood_toolkit.outputs import Outputs
+from ood_toolkit.stats import Moments, blocks, moments, nearest_point, present_classes, whitening
 
 
 class MahalanobisLayersDetector(Detector):
@@ -77,21 +78,21 @@ class MahalanobisLayersDetector(Detector):
 
     def fit(self, train: Outputs) -> Self:
         """One sweep per layer, one more for `scale="std"`. Returns itself."""
-        tap = train.taps[self.taps[0]]
-        layers = [tap[:, part] for part in layer_slices(tap)]
+        name = self.taps[0]
+        layers = layer_slices(train.rows(slice(0, 1)).taps[name])
         if self.weights is not None and len(self.weights) != len(layers):
             raise ValueError(f"{len(self.weights)} weights for {len(layers)} layers")
-        fitted = [moments(_as_features(train, layer)) for layer in layers]
+        fitted = [_layer_moments(train, name, part) for part in layers]
         present = present_classes(fitted[0].counts, self.absent)
         whiteners = [whitening(layer.within, self.ridge) for layer in fitted]
-        self.widths = torch.tensor([len(layer.mean) for layer in fitted], device=tap.device)
-        self.ranks = torch.tensor([whitener.shape[1] for whitener in whiteners], device=tap.device)
+        self.widths = torch.tensor([len(layer.mean) for layer in fitted], device=train.device)
+        self.ranks = torch.tensor([whitener.shape[1] for whitener in whiteners], device=train.device)
         self.centres = torch.cat([layer.mean for layer in fitted])
         self.whiteners = torch.cat([whitener.flatten() for whitener in whiteners])
         pairs = zip(fitted, whiteners, strict=True)
         self.means = torch.cat([whiten(layer.class_means[present], layer.mean, w) for layer, w in pairs], dim=1)
         weights = self.weights or (1.0,) * len(layers)
-        self.factors = torch.tensor(weights, dtype=torch.float64, device=tap.device)
+        self.factors = torch.tensor(weights, dtype=torch.float64, device=train.device)
         if self.scale == "std":
             distances = torch.cat([self.distances(batch) for batch in blocks(train)])
             self.factors = self.factors / (distances.std(dim=0, correction=0) + 1e-10)
@@ -132,7 +133,9 @@ class MahalanobisLayersDetector(Detector):
         return (self.distances(outputs) @ self.factors.double()).to(outputs.logits.dtype)
 
 
-def _as_features(train: Outputs, layer: Float[Tensor, "N D"]) -> Outputs:
-    """The rows with a layer in the place of the features, for `moments`, which reads features and labels only."""
-    empty = Head(torch.zeros(train.classes, layer.shape[1]), torch.zeros(train.classes))
-    return Outputs.mapped(logits=train.logits, features=layer, labels=train.labels, head=empty)
+def _layer_moments(train: Outputs, tap: str, part: slice) -> Moments:
+    return moments(train, of=partial(_layer, tap=tap, part=part))
+
+
+def _layer(batch: Outputs, tap: str, part: slice) -> Float[Tensor, "N D"]:
+    return batch.taps[tap][:, part]

@@ -82,7 +82,7 @@ class MaxLogitPNormDetector(Detector):
             raise ValueError("choosing p needs labelled rows, but there are none; give a p instead")
         risks = [area_under_risk_coverage(torch.cat(parts), torch.cat(wrong)) for parts in scores]
         best = grid[risks.index(min(risks))]  # the first of equals: MSP, then small p
-        self.chosen = torch.tensor(best, dtype=train.head.weight.dtype, device=train.logits.device)
+        self.chosen = torch.tensor(best, dtype=train.head.weight.dtype, device=train.device)
         return self
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:

@@ -155,7 +155,7 @@ class CoRPDetector(CoPDetector):
         """One sweep over all rows, labelled or not."""
         shape = train.width, self.width or 2 * train.width
         frequencies, phases = draw_frequencies(*shape, gamma=self.gamma, seed=self.seed)
-        self.frequencies, self.phases = frequencies.to(train.features.device), phases.to(train.features.device)
+        self.frequencies, self.phases = frequencies.to(train.device), phases.to(train.features.device)
         return super().fit(train)
 
     def mapped(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N M"]:

@@ -49,7 +49,7 @@ class RelUDetector(Detector):
 
     def fit(self, train: Outputs) -> Self:
         """Learns D from the labelled rows. Returns itself."""
-        products = torch.zeros(2, train.classes, train.classes, dtype=torch.float64, device=train.logits.device)
+        products = torch.zeros(2, train.classes, train.classes, dtype=torch.float64, device=train.device)
         counts = [0, 0]
         for batch in blocks(train):
             for wrong in (0, 1):

@@ -56,8 +56,8 @@ def class_means(
         rows: what to average, (N, K) of a batch.
         groups: the class of each row of a batch; rows with a negative one are left out.
     """
-    counts = torch.zeros(train.classes, dtype=torch.int64, device=train.logits.device)
-    sums = torch.zeros(train.classes, 1, dtype=torch.float64, device=train.logits.device)
+    counts = torch.zeros(train.classes, dtype=torch.int64, device=train.device)
+    sums = torch.zeros(train.classes, 1, dtype=torch.float64, device=train.device)
     for batch in blocks(train):
         group = groups(batch)
         known = group >= 0

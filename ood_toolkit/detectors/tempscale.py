@@ -86,7 +86,7 @@ class TempScaleDetector(Detector):
         """Learns T from the labelled rows. Returns itself."""
         if self.temperature is None:
             best = best_temperature(train)
-            self.fitted_temperature = torch.tensor(best, dtype=train.head.weight.dtype, device=train.logits.device)
+            self.fitted_temperature = torch.tensor(best, dtype=train.head.weight.dtype, device=train.device)
         return self
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
