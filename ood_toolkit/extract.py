@@ -200,8 +200,7 @@ class Extractor:
 
     def lacking(self, job: Job, images: ImageSet) -> dict[Shard, list[str]]:
         """The groups of columns that a pass would compute, by shard; looked up without touching the store."""
-        path, _ = self._place(job, images)
-        store = Store.seen(path, len(images))
+        store = self.seen(job, images)
         pending = _pending(store, _groups(job, store.notes))
         return {shard: pending[shard.number] for shard in store.shards if shard.number in pending}
 
@@ -255,6 +254,10 @@ class Extractor:
                         f"rank {rank} has another model, transform or copy of {name!r} than rank 0; use one shared "
                         "folder, or copies with the same path and times (rsync -a), and weights from one file"
                     )
+
+    def seen(self, job: Job, images: ImageSet) -> Store:
+        """The store of a model on a set, only to look at."""
+        return Store.seen(self._place(job, images)[0], len(images))
 
     def _store(self, job: Job, images: ImageSet) -> Store:
         path, identity = self._place(job, images)

@@ -1,6 +1,8 @@
 """From the user's choices to a finished run: everything is checked before the long part starts."""
 
 import difflib
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +28,7 @@ from ood_toolkit.benchmarks.masking import masks_of
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import Method, parse_calibrators, parse_detectors
 from ood_toolkit.benchmarks.openood import near_far
+from ood_toolkit.benchmarks.plan import Plan, make_plan, require_usable
 from ood_toolkit.benchmarks.results import RunFolder, require_writable
 from ood_toolkit.benchmarks.robustness import ROBUSTNESS_FILE, as_json, robustness
 from ood_toolkit.benchmarks.runner import Runner, Settings
@@ -98,6 +101,25 @@ def follow(choices: Choices, world: World) -> None:
     Follower(plan.suite, models, plan.extractor, plan.device).serve()
 
 
+def plan(choices: Choices, *, progress: Progress = silent) -> Plan:
+    """What `run` would do, with an estimate of time and space. Writes nothing to the store or the run folder.
+
+    Raises:
+        ValueError: what `run` would say before its long part.
+    """
+    for folder, option in ((choices.cache, "--cache"), (choices.out, "--out")):
+        require_usable(folder, option)
+    with tempfile.TemporaryDirectory(prefix="ood-plan-") as scratch:
+        texts = choices.cache / "texts"
+        if texts.is_dir():
+            shutil.copytree(texts, Path(scratch) / "texts")  # embeddings that are kept need not be computed again
+        asked = replace(choices, cache=Path(scratch))
+        looked_up = _planned(replace(asked, out=Path(scratch) / "run"), progress, ALONE)
+        extractor = replace(looked_up.extractor, cache=choices.cache)
+        settings = _settings(choices, replace(looked_up, extractor=extractor), Crew(), lambda text: None)
+        return make_plan(looked_up.suite, settings, choices.cache, choices.out)
+
+
 def _planned(choices: Choices, progress: Progress, world: World) -> _Plan:
     name, hint = _suite_name(choices)
     require_zero_shot(choices)
@@ -142,7 +164,23 @@ def _planned(choices: Choices, progress: Progress, world: World) -> _Plan:
 
 def _run(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], None]) -> RunFolder:
     folder = RunFolder(choices.out, _facts(choices, plan))
-    settings = Settings(
+    settings = _settings(choices, plan, crew, say)
+    if plan.hint:
+        say(plan.hint)
+    with folder.stage("total"):
+        Runner(plan.suite, settings, folder).run()
+    views = robustness(
+        plan.suite, folder.scores, [m.spec for m in plan.models], level=0.95 if choices.resamples else None
+    )
+    if views:
+        replace_text(folder.path / ROBUSTNESS_FILE, as_json(views))
+    if plan.name not in ("digits", "folders"):
+        _compare(folder, plan.models, say)
+    return folder
+
+
+def _settings(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], None]) -> Settings:
+    return Settings(
         models=plan.models,
         members=plan.members,
         second=plan.second,
@@ -156,18 +194,6 @@ def _run(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], None]) 
         say=say,
         crew=crew,
     )
-    if plan.hint:
-        say(plan.hint)
-    with folder.stage("total"):
-        Runner(plan.suite, settings, folder).run()
-    views = robustness(
-        plan.suite, folder.scores, [m.spec for m in plan.models], level=0.95 if choices.resamples else None
-    )
-    if views:
-        replace_text(folder.path / ROBUSTNESS_FILE, as_json(views))
-    if plan.name not in ("digits", "folders"):
-        _compare(folder, plan.models, say)
-    return folder
 
 
 def _identity(model: LoadedClassifier) -> dict[str, str]:

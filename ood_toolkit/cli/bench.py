@@ -140,6 +140,9 @@ def bench(
     intervals: Annotated[bool, typer.Option(help="Print 95% intervals in the tables.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print records as JSON lines instead of tables.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List detectors, calibrators and ensembles, and exit.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be read, computed, fitted and written; time and space.")
+    ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Runs a suite; see the module for the order of things."""
@@ -199,10 +202,23 @@ def bench(
         cache=cache or default_cache(),
         strict=strict,
     )
+    if dry_run:
+        _plan(choices, as_json=json_)
+        return
     with interruptible(_kept(choices)):
         folder = launch(choices, say=lambda text: typer.echo(text, err=True), bars=progress_bars)
     if folder is not None:
         _show(folder, intervals=intervals, as_json=json_)
+
+
+def _plan(choices: "Choices", *, as_json: bool) -> None:
+    import json
+    from dataclasses import asdict
+
+    from ood_toolkit.benchmarks.command import plan
+
+    made = plan(choices)
+    typer.echo(json.dumps(asdict(made), default=str, ensure_ascii=False, indent=1) if as_json else str(made))
 
 
 def _kept(choices: "Choices") -> str:

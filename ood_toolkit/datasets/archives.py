@@ -97,6 +97,10 @@ class TarImages:
         """The image in RGB, whatever its file holds (grey, palette, CMYK, alpha)."""
         return decode(read_member(self.path, self._members[self.ids[row]]))
 
+    def member_size(self, row: int) -> int:
+        """Bytes of the image in the tar."""
+        return self._members[self.ids[row]].size
+
 
 class ClassTars:
     """A tar of tars, one for each class, as ILSVRC2012_img_train.tar is: read at random without unpacking either.
