@@ -3,7 +3,10 @@
 import torch
 
 CPU_SIZE = 16
-"""Images per pass where the number is free, on a CPU: larger maps fall out of its cache (see docs/performance.md)."""
+"""Images of 224×224 per pass where the number is free, on a CPU: with more, maps fall out of its caches."""
+
+_CPU_PIXELS = CPU_SIZE * 224 * 224
+_LARGEST_ON_CPU = 256
 
 _FIRST_GPU_SIZE = 64
 _LARGEST = 512
@@ -17,8 +20,8 @@ class BatchSize:
     """A number of images that is halved when memory runs out, and doubled while that raises the rate.
 
     Args:
-        size: images per forward pass; 0 finds it: 16 on a CPU; on a GPU 64, doubled up to 512 (one shard of a store)
-            as long as that makes the pass 5% faster.
+        size: images per forward pass; 0 finds it: on a CPU 16 of 224×224, more of smaller ones; on a GPU 64, doubled
+            up to 512 (one shard of a store) as long as that makes the pass 5% faster.
         device: where the model runs.
     """
 
@@ -28,8 +31,15 @@ class BatchSize:
         on_cpu = device.type == "cpu"
         self.size = size or (CPU_SIZE if on_cpu else _FIRST_GPU_SIZE)
         self._growing = not size and not on_cpu
+        self._by_pixels = not size and on_cpu
         self._seconds: list[float] = []
         self._smaller_rate = 0.0
+
+    def saw(self, height: int, width: int) -> None:
+        """Learns how large images are."""
+        if self._by_pixels:
+            self.size = max(CPU_SIZE, min(_LARGEST_ON_CPU, _CPU_PIXELS // max(1, height * width)))
+            self._by_pixels = False
 
     def took(self, images: int, seconds: float) -> None:
         """Learns what a batch took on the device; doubles the size, or settles for the one before."""
@@ -61,7 +71,7 @@ class BatchSize:
                 "model again, a half-precision --amp, or another --device"
             )
         self.size = min(self.size, images // 2)
-        self._growing = False
+        self._growing = self._by_pixels = False
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

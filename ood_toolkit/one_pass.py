@@ -197,6 +197,7 @@ def _fill_shard(
         started = time.perf_counter()
         for target, parts in zip(targets if batch.rows else (), pieces, strict=False):
             pixels = batch.pixels[transforms.index(target.job.transform_name)]
+            size.saw(*pixels.shape[-2:])
             for rows, found in _within_memory(target, shard, batch.rows, pixels, size):
                 for group, columns in found.items():
                     parts.setdefault(group, []).append((rows, columns))

@@ -98,7 +98,7 @@ def folders(photos: Path, *more: object, model: str = "test_cli_runs:network") -
 USAGE = {
     "unknown option": (["--detector", "msp"], "no such option: --detector", "see ood-bench --help"),
     "not a number": (["--seed", "x"], "invalid value for '--seed'", "see ood-bench --help"),
-    "out of range": (["--batch-size", "0"], "invalid value for '--batch-size'", "see ood-bench --help"),
+    "out of range": (["--batch-size", "-1"], "invalid value for '--batch-size'", "see ood-bench --help"),
     "unknown command": (["tables"], "no such command 'tables'", "see ood-bench --help"),
     "missing argument": (["table"], "missing argument 'runs'", "see ood-bench table --help"),
     "unknown data command": (["data", "fetch"], "no such command 'fetch'", "see ood-bench data --help"),

@@ -98,7 +98,7 @@ def test_several_models_and_live_detectors_decode_each_image_once(tmp_path: Path
     jobs = [Job(checked(model), pixels, "as they are", [Brightness()]) for model in models]
     jobs.append(Job(checked(Small(9)), mirrored, "mirrored"))
     extractor = Extractor(tmp_path, batch_size=5)
-    assert extractor.fill(jobs, [images]) == 4 * 21
+    assert [filled.computed for filled in extractor.fill(jobs, [images])] == [21] * 4
     assert set(images.opened.values()) == {1}
     for job in jobs:
         done = extractor.extract(job.classifier, job.transform, job.transform_name, images, job.live)
@@ -127,7 +127,7 @@ def test_a_model_whose_store_is_full_does_not_run_beside_one_whose_is_not(tmp_pa
     extractor = Extractor(tmp_path)
     extractor.fill([Job(checked(old), pixels, "t")], [images])
     jobs = [Job(checked(old), pixels, "t"), Job(checked(new), pixels, "t")]
-    assert extractor.fill(jobs, [images]) == 21
+    assert [filled.computed for filled in extractor.fill(jobs, [images])] == [0, 21]
     assert (sum(old.sizes), sum(new.sizes)) == (0, 21)
 
 
@@ -138,7 +138,9 @@ def test_all_sets_go_through_one_loader(tmp_path: Path, monkeypatch: pytest.Monk
     sets = [CountedImages(count, seed, f"set{seed}") for seed, count in enumerate((21, 3, 8))]
     model = Small()
     extractor = Extractor(tmp_path, batch_size=5, workers=2)
-    assert extractor.fill([Job(checked(model), pixels, "t")], sets) == 32
+    filled = extractor.fill([Job(checked(model), pixels, "t")], sets)
+    assert [one.computed for one in filled] == [21, 3, 8]
+    assert all(one.seconds > 0 for one in filled)
     assert len(made) == 1
     for images in sets:
         done = extractor.extract(checked(model), pixels, "t", images)
@@ -195,7 +197,13 @@ def test_a_batch_grows_on_a_gpu_while_that_pays_and_settles_one_step_back():
     assert set(rates(BatchSize(0, gpu), lambda n: 1.0)) == {64, 128}
     assert rates(BatchSize(0, gpu), lambda n: 1.0)[-1] == 64
     assert set(rates(BatchSize(48, gpu), lambda n: 1 / n)) == {48}
-    assert set(rates(BatchSize(0, CPU), lambda n: 1 / n)) == {16}
+
+
+def test_a_batch_on_a_cpu_has_a_fixed_number_of_pixels():
+    for side, expected in ((224, 16), (448, 16), (112, 64), (28, 256)):
+        size = BatchSize(0, CPU)
+        size.saw(side, side)
+        assert set(rates(size, lambda n: 1 / n)) == {expected}
 
 
 def test_a_batch_does_not_grow_again_after_memory_ran_out():

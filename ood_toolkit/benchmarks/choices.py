@@ -41,7 +41,8 @@ class Choices:
     device: str = "auto"
     amp: str = "auto"
     dtype: str = "float32"
-    batch_size: int = 64
+    channels_last: str = "auto"
+    batch_size: int = 0
     workers: int = -1
     seed: int = 0
     resamples: int = 1000

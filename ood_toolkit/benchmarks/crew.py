@@ -18,6 +18,7 @@ from ood_toolkit.detectors import Detector, LiveDetector
 from ood_toolkit.distributed import ALONE, FailedElsewhere, PeerLost, Sums, World, packed, sharing, unpacked
 from ood_toolkit.extract import Extracted, Extractor
 from ood_toolkit.models import LoadedClassifier
+from ood_toolkit.one_pass import Job
 from ood_toolkit.outputs import UNKNOWN, Outputs
 
 _ROWS_WORTH_SHARING = 4096
@@ -80,14 +81,17 @@ class Crew:
         Raises:
             ValueError: a live detector cannot be sent to the others.
         """
-        if self.world.size == 1:
-            return
-        data = packed(list(live))
-        if data is None:
-            raise ValueError(
-                f"{', '.join(d.spec for d in live)}: cannot be pickled for the other ranks; run in one process"
-            )
-        self.tell(Pass(model, images, data))
+        if self.world.size > 1:
+            self.tell(Pass(model, images, _packed_live(live)))
+
+    def tell_fill(self, wanted: Sequence[tuple[str, Sequence[LiveDetector]]]) -> None:
+        """Orders the pass of all models, each with its live detectors, over all image sets of the suite.
+
+        Raises:
+            ValueError: a live detector cannot be sent to the others.
+        """
+        if self.world.size > 1:
+            self.tell(Fill(tuple((model, _packed_live(live)) for model, live in wanted)))
 
     @contextmanager
     def sharing_sums(self, train: Outputs, origin: Origin | None) -> Iterator[None]:
@@ -132,8 +136,35 @@ class Pass:
         """Extracts, and remembers what there is."""
         model, images = follower.models[self.model], follower.images[self.images]
         live = unpacked(self.live, follower.device)
-        done = follower.extractor.extract(model.classifier, model.transform, model.preprocessing, images, live)
+        done = follower.extractor.extract(
+            model.classifier, model.transform, model.preprocessing, images, live, name=model.spec
+        )
         follower.done[self.model, self.images] = replace(done, live={})
+
+
+@dataclass(frozen=True)
+class Fill:
+    """All models over all image sets of the suite, each model with its live detectors."""
+
+    wanted: tuple[tuple[str, bytes], ...]
+
+    def carry_out(self, follower: "Follower") -> None:
+        """Computes this rank's shards."""
+        jobs = []
+        for spec, live in self.wanted:
+            model = follower.models[spec]
+            detectors = unpacked(live, follower.device)
+            jobs.append(Job(model.classifier, model.transform, model.preprocessing, detectors, name=spec))
+        follower.extractor.fill(jobs, list(follower.images.values()))
+
+
+def _packed_live(live: Sequence[LiveDetector]) -> bytes:
+    data = packed(list(live))
+    if data is None:
+        raise ValueError(
+            f"{', '.join(d.spec for d in live)}: cannot be pickled for the other ranks; run in one process"
+        )
+    return data
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ from ood_toolkit.benchmarks.recording import Recorder, Row
 from ood_toolkit.benchmarks.results import RunFolder
 from ood_toolkit.benchmarks.robustness import keep_answers
 from ood_toolkit.benchmarks.second_opinion import beside, second_opinion
+from ood_toolkit.benchmarks.shared_pass import Done, shared_pass
 from ood_toolkit.benchmarks.suite import ClassMask, Suite
 from ood_toolkit.benchmarks.tuning import tune
 from ood_toolkit.calibrators import Calibrator, EnsemblePool
 from ood_toolkit.datasets import ImageSet
 from ood_toolkit.datasets.accepted import labels_for
 from ood_toolkit.detectors import Detector, LiveDetector
-from ood_toolkit.extract import Extracted, Extractor
+from ood_toolkit.extract import Extracted, Extractor, Filled
 from ood_toolkit.models import LoadedClassifier
 from ood_toolkit.outputs import UNKNOWN, Outputs
 
@@ -78,6 +79,7 @@ class Runner:
         self._gaps: dict[str, dict[str, str]] = {}
         self._lacking: dict[tuple[str, str], str] = {}
         self._rows: dict[str, dict[str, Tensor]] = {}
+        self._filled: Done = {}
         self.recorder = Recorder(suite, folder, settings.bootstrap, settings.seed)
 
     def run(self) -> None:
@@ -90,6 +92,7 @@ class Runner:
         opinion: Parts = {}
         classes = self.settings.models[0].classifier.head.weight.shape[0]
         self._lacking = require_fit_data(self.settings.methods, self.suite, self._masks(), classes)
+        self._filled = shared_pass(self.suite, self.settings, self.folder)
         for model in self.settings.models:
             parts, live = self._see(model)
             members.append(parts)
@@ -148,9 +151,10 @@ class Runner:
             with self.folder.stage(f"extract {model.spec}"):
                 self.settings.crew.tell_pass(model.spec, fingerprint, live)
                 done = self.settings.extractor.extract(
-                    model.classifier, model.transform, model.preprocessing, images, live
+                    model.classifier, model.transform, model.preprocessing, images, live, name=model.spec
                 )
-            self._report(model.spec, images, done)
+            filled = self._filled.pop((model.spec, fingerprint), Filled(0, 0.0))
+            self._report(model.spec, images, done if done.computed else replace(done, **asdict(filled)))
             self._gaps.setdefault(model.spec, {}).update(done.gaps)
             for part in self.suite.parts:
                 if part.images.fingerprint != fingerprint:

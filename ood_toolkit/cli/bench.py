@@ -130,7 +130,12 @@ def bench(
     dtype: Annotated[
         str, typer.Option(help="How logits and features are kept: float32, bfloat16, float16.")
     ] = "float32",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 64,
+    channels_last: Annotated[
+        str, typer.Option(help="Memory layout of convolutions: on, off; auto takes the faster one.")
+    ] = "auto",
+    batch_size: Annotated[
+        int, typer.Option(min=0, help="Images per forward pass; 0 finds it, and any is halved where memory runs out.")
+    ] = 0,
     workers: Annotated[int, typer.Option(min=-1, help="Decoding processes; -1 chooses.")] = -1,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of splits, training and resampling.")] = 0,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples per interval; 0 for none.")] = 1000,
@@ -194,6 +199,7 @@ def bench(
         device=device,
         amp=amp,
         dtype=dtype,
+        channels_last=channels_last,
         batch_size=batch_size,
         workers=workers,
         seed=seed,
