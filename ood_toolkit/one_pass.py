@@ -13,6 +13,7 @@ from ood_toolkit.batch_size import BatchSize, is_out_of_memory
 from ood_toolkit.batches import Batch, Loading, Stretch, Transform, deaths_seen_by_loader
 from ood_toolkit.datasets import ImageSet
 from ood_toolkit.detectors import LiveDetector
+from ood_toolkit.models.shared import SharedPass
 from ood_toolkit.outputs import NaNRows
 from ood_toolkit.store import Shard, Store
 
@@ -89,15 +90,13 @@ class Target:
     def columns(self, shard: Shard, rows: Sequence[int], pixels: Tensor) -> dict[str, dict[str, Tensor]]:
         """Columns of every group that the shard lacks, for one batch; a tap that the model cannot give has none."""
         wanted = {group: self.groups[group] for group in self.pending[shard.number]}
-        found = {
-            group: {group: kind(self._plain, pixels).double().cpu()}
-            for group, kind in wanted.items()
-            if isinstance(kind, LiveDetector)
-        }
-        if len(found) == len(wanted):
-            return found
+        live = {group: kind for group, kind in wanted.items() if isinstance(kind, LiveDetector)}
+        shared = SharedPass(self._model, self._plain, pixels)
         try:
-            outputs = self._model(pixels)
+            found = {group: {group: detector(shared, pixels).double().cpu()} for group, detector in live.items()}
+            if len(found) == len(wanted):
+                return found
+            outputs = shared.outputs()
         except NaNRows as error:
             names = [self.images.ids[rows[row]] for row in error.rows]
             raise ValueError(

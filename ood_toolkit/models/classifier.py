@@ -123,11 +123,25 @@ class Classifier(nn.Module):
             self.check(images[:2])
         with torch.no_grad():
             outputs = self._outputs(images, self.amp)
+        return self.completed(images, outputs, self.with_taps(()) if self._afterwards else self)
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether a tap takes gradients of the images."""
+        return any(tap.differentiates for tap in self._afterwards.values())
+
+    def completed(self, images: Images, outputs: Outputs, plain: Any) -> Outputs:
+        """The outputs of a pass with those taps that are computed afterwards.
+
+        Args:
+            images: in pixel units.
+            outputs: of these images.
+            plain: runs the model without taps: a `Classifier`, or what stands for one.
+        """
         if not self._afterwards:
             return outputs
         pixels = images.to(self.device)
         pixels = pixels if pixels.is_floating_point() else pixels.float() / 255
-        plain = self.with_taps(())
         taps = {spec: tap.compute(plain, pixels, outputs) for spec, tap in self._afterwards.items()}
         return outputs.with_taps(taps)
 
@@ -225,7 +239,8 @@ class Classifier(nn.Module):
         with _evaluating(self.model), _autocast(self.device, amp):
             with _capturing(layer, seen), watching:
                 logits = logits_of(self.model(self._normalise(images)))
-            taps = self._plan.fill(kept, lambda inside: self._features(images, inside)) if self._plan else {}
+            with torch.no_grad():
+                taps = self._plan.fill(kept, lambda inside: self._features(images, inside)) if self._plan else {}
         if layer is None:
             features = logits = full_precision(logits)
             head = Head.identity(logits.shape[1], logits)

@@ -196,6 +196,9 @@ class ReActMap(ShapedMap):
 class Afterwards(Tap):
     """Computed after the pass, from its outputs or by further passes of the model."""
 
+    differentiates: ClassVar[bool] = False
+    """Whether it takes gradients of the images themselves, so that a pass with gradients saves one."""
+
     def check(self, model: nn.Module, run: Callable[[Tensor], object], images: Tensor) -> None:
         """Raises ValueError, with the reason, if the model cannot give this tap.
 
@@ -226,6 +229,7 @@ class NudgedFeatures(Afterwards):
     """
 
     name = "nudged_features"
+    differentiates = True
 
     def __init__(self, pixels: float = 0.05, epsilon: float = 0.113, classes: tuple[int, ...] | None = None) -> None:
         self.pixels = pixels
@@ -392,8 +396,10 @@ class TapPlan:
         def reduce(layer: str) -> Callable[[Tensor], None]:
             def keep(output: Tensor) -> None:
                 seen = as_map(output, self._model)
-                for spec, function in self._free[layer].items():
-                    kept[spec, layer] = function(seen)
+                # no gradient goes through a tap, and a graph would keep all of its intermediate maps
+                with torch.no_grad():
+                    for spec, function in self._free[layer].items():
+                        kept[spec, layer] = function(seen.detach())
 
             return keep
 
