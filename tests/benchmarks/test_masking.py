@@ -27,7 +27,11 @@ ROWS = 90
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(12, 6))
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(12, 6))
+    with torch.no_grad():  # classes outside the mask must win, or it would not matter
+        model[9].weight.mul_(30)  # pyright: ignore
+        model[9].bias.copy_(torch.tensor([3.0, 0.0, 3.0, 0.0, 0.0, 3.0]))  # pyright: ignore
+    return model
 
 
 def cut() -> nn.Sequential:
@@ -115,3 +119,14 @@ def test_a_mask_asks_the_model_for_taps_of_its_classes():
         "local_mcm(classes=(4, 1, 3))",
         "stage_gram",
     )
+
+
+def test_features_are_nudged_along_the_predicted_class_of_the_mask():
+    images = torch.rand(20, 3, 12, 12)
+    tap = tap_under("nudged_features(pixels=0.5, epsilon=0.5)", MASK)
+    under = Classifier(network().eval(), taps=(tap,))(images).taps[tap]
+    plain = "nudged_features(pixels=0.5, epsilon=0.5)"
+    alone = Classifier(cut().eval(), taps=(plain,))(images).taps[plain]
+    every = Classifier(network().eval(), taps=(plain,))(images).taps[plain]
+    torch.testing.assert_close(under, alone, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(under, every, rtol=1e-2)
