@@ -12,7 +12,7 @@ from ood_toolkit.datasets.parquet import ParquetImages, parquet_files
 from ood_toolkit.datasets.shards import ShardImages, is_shard, shard_paths
 
 HUB = "hub:"
-_HUB = re.compile(r"hub:(?P<id>[^@#]+)(@(?P<revision>[^#]+))?(#(?P<split>.+))?")
+_HUB = re.compile(r"hub:(?P<id>[^@:]+)(@(?P<revision>[^:]+))?(:(?P<split>.+))?")
 _CORRUPT = re.compile(r"corrupt:(?P<corruption>\w+)/(?P<severity>\d):(?P<place>.+)")
 
 
@@ -23,7 +23,7 @@ def open_images(
 
     Args:
         place: a folder; a tar, or a folder of tars, or a pattern such as `shards/{000..127}.tar`, plain or webdataset;
-            a folder of parquet files; `hub:OWNER/NAME[@REVISION][#SPLIT]`, the split "test" by default; or
+            a folder of parquet files; `hub:OWNER/NAME[@REVISION][:SPLIT]`, the split "test" by default; or
             `corrupt:CORRUPTION/SEVERITY:PLACE`, another place under a corruption of ImageNet-C.
         name: how records call the set; the place's last part by default.
         class_index: label by class name, for classes that have names on the hub.
@@ -59,6 +59,6 @@ def open_images(
 def _on_the_hub(text: str, name: str, class_index: Mapping[str, int] | None, classes: int) -> HubImages:
     found = _HUB.fullmatch(text)
     if found is None:
-        raise ValueError(f"cannot read {text!r}; write hub:OWNER/NAME, hub:OWNER/NAME#SPLIT or hub:OWNER/NAME@REVISION")
+        raise ValueError(f"cannot read {text!r}; write hub:OWNER/NAME, hub:OWNER/NAME:SPLIT or hub:OWNER/NAME@REVISION")
     split, revision = found["split"] or "test", found["revision"]
     return HubImages(found["id"], split=split, revision=revision, name=name, class_index=class_index, classes=classes)

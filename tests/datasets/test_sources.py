@@ -107,14 +107,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_a_set_on_the_hub_is_named_with_its_split_and_revision(hub: list[tuple[Any, ...]]):
     assert isinstance(open_images("hub:who/set"), HubImages)
-    open_images(Path("hub:who/set@abc#train[:10%]"))
+    open_images(Path("hub:who/set@abc:train[:10%]"))
     assert hub == [("who/set", "test", None), ("who/set", "train[:10%]", "abc")]
     with pytest.raises(ValueError, match="write hub:OWNER/NAME"):
-        open_images("hub:#test")
+        open_images("hub::test")
 
 
 def test_classes_of_the_hub_are_found_by_name_or_taken_in_order(hub: list[tuple[Any, ...]]):
-    folders = Folders(id=Path("hub:who/set#test"), fit_fraction=0, calibrate_fraction=0)
+    folders = Folders(id=Path("hub:who/set:test"), fit_fraction=0, calibrate_fraction=0)
     folders.require()
     assert hub == []  # nothing is fetched before a model is loaded
     assert folders.suite(2, ("ant", "bee")).tasks[0].id.labels.tolist() == [1, 0, 0, 1]
