@@ -1,14 +1,20 @@
 """`ood_toolkit.evaluate(model, …)`: a run from a notebook, with results that show themselves."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ood_toolkit.benchmarks.choices import Choices
+from torch import nn
+
+from ood_toolkit.benchmarks.asked import asked, in_python
+from ood_toolkit.benchmarks.choices import default_cache
 from ood_toolkit.benchmarks.command import run
 from ood_toolkit.records import Record, read_records
-from ood_toolkit.reporting.tables import TableOptions, tables
+from ood_toolkit.reporting.options import TableOptions
+from ood_toolkit.reporting.robustness import run_tables
+from ood_toolkit.reporting.tables import tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,13 +36,35 @@ class Results:
 
     @staticmethod
     def open(path: Path | str) -> "Results":
-        """The results of an earlier run, from its folder."""
-        return Results(Path(path), tuple(read_records(Path(path) / "records.jsonl")))
+        """The results of an earlier run, from its folder.
+
+        Raises:
+            ValueError: it is no run folder.
+        """
+        records = Path(path) / "records.jsonl"
+        if not records.is_file():
+            raise ValueError(
+                f"{str(path)!r} is no run folder: it has no records.jsonl; give the folder that `out` named"
+            )
+        return Results(Path(path), tuple(read_records(records)))
 
     def table(self, what: str = "detectors", options: TableOptions | None = None) -> "Table":
-        """The table of "detectors" or "calibrators"; a notebook shows it as HTML, `print` as text."""
-        (found,) = tables(self.records, what=what, options=options or TableOptions())[:1]  # pyright: ignore
-        return found
+        """A table that a notebook shows as HTML, and `print` as text.
+
+        Args:
+            what: "detectors", "calibrators", "robustness" (accuracies, drops, wrong answers; see docs/run-folder.md)
+                or "classes".
+            options: how it is cut and shown.
+
+        Raises:
+            ValueError: the run has no such table.
+        """
+        shown = options or TableOptions()
+        if what in ("robustness", "classes"):
+            return run_tables([self.path], what, options=shown, needed=True)[0]
+        if what not in ("detectors", "calibrators"):
+            raise ValueError(f"no table is named {what!r}; known: detectors, calibrators, robustness, classes")
+        return tables(self.records, what=what, options=shown)[0]
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per record."""
@@ -59,7 +87,11 @@ class Results:
         questions = run.questions("anomaly")
         samples = [s for q in questions[:1] for s in run.samples("anomaly", *q) if not methods or s.method in methods]
         if not samples:
-            raise ValueError(f"the run has no anomaly scores of {', '.join(methods) or 'any detector'}")
+            known = [s.method for question in questions[:1] for s in run.samples("anomaly", *question)]
+            raise ValueError(
+                f"the run has no anomaly scores of {', '.join(methods) or 'any detector'}; "
+                f"it has those of {', '.join(known) or 'none'}"
+            )
         figure = Figure(figsize=(4, 4), layout="constrained")
         axes = figure.subplots()
         for sample in samples:
@@ -79,12 +111,12 @@ class Results:
 
 
 def evaluate(
-    model: str | Sequence[str] = (),
+    model: Any = (),
     *,
     suite: str = "",
-    detectors: str = "all",
-    calibrators: str = "all",
-    ensemble: str = "none",
+    detectors: Any = "all",
+    calibrators: Any = "all",
+    ensemble: Any = "none",
     out: Path | str = "runs/notebook",
     cache: Path | str | None = None,
     say: Callable[[str], None] = print,
@@ -93,36 +125,108 @@ def evaluate(
     """Runs a suite as `ood-bench` does and returns the results, which a notebook shows as tables.
 
     Args:
-        model: a model spec or several, as `--model` takes them; none for the embedded suite.
+        model: a model spec as `--model` takes it, a torch module, a pair (module, transform), a mapping from name to
+            one of these, or a list of any; none for the embedded suite. Without a transform a module gets ImageNet's
+            size, crop and normalisation; a transform gives the module what it expects.
         suite: as `--suite`; "digits" where there is no model.
-        detectors: as `--detectors`.
-        calibrators: as `--calibrators`.
-        ensemble: as `--ensemble`.
+        detectors: as `--detectors`, or a list of specs or of detectors.
+        calibrators: as `--calibrators`, likewise.
+        ensemble: as `--ensemble`, likewise.
         out: the run folder.
         cache: the store of outputs; the command's default if None.
         say: told what happens.
-        choices: further fields of `ood_toolkit.benchmarks.command.Choices`, e.g. `folders={"id": Path("photos")}`.
+        choices: further fields of `ood_toolkit.benchmarks.choices.Choices`, e.g. `folders={"id": "photos/known"}`,
+            `ood={"strange": "photos/strange"}`.
 
     Raises:
-        ValueError: whatever the command would print.
+        ValueError: whatever the command would print, with its options as they are written here.
+        TypeError: a value of a kind that cannot be meant.
     """
-    from ood_toolkit.benchmarks.choices import DEFAULTS, default_cache
-
-    specs = (model,) if isinstance(model, str) and model else tuple(model)
-    wanted: Mapping[str, Any] = {
-        "suite": suite or ("" if specs else "digits"),
-        "models": specs,
-        "detectors": detectors,
-        "calibrators": calibrators,
-        "ensemble": ensemble,
-        "out": Path(out),
-        "cache": Path(cache) if cache else default_cache(),
-        **choices,
-    }
-    unknown = sorted(set(wanted) - set(vars(DEFAULTS)))
-    if unknown:
-        raise ValueError(f"evaluate does not know {unknown}; known: {', '.join(vars(DEFAULTS))}")
-    selected: Choices = replace(DEFAULTS, **wanted)
-    folder = run(selected, say=say)
+    for name in ("models", "model"):
+        if name in choices:
+            raise ValueError(f"{name} is the first argument: evaluate({choices[name]!r}, …)")
+    specs, given = _specs(model)
+    selected = asked(
+        {
+            "suite": suite or ("" if specs else "digits"),
+            "models": specs,
+            "detectors": detectors,
+            "calibrators": calibrators,
+            "ensemble": ensemble,
+            "out": out,
+            "cache": cache if cache is not None else default_cache(),
+            **choices,
+        }
+    )
+    try:
+        with _importable(given):
+            folder = run(selected, say=say)
+    except ValueError as error:
+        raise ValueError(in_python(str(error))) from error
     folder.finish({})
     return Results(folder.path, tuple(folder.records))
+
+
+_given: dict[str, Any] = {}
+"""Modules that `evaluate` was given, by name, while it runs: their specs are `ood_toolkit.notebook:NAME`."""
+
+
+def __getattr__(name: str) -> Any:
+    """The factory of a module that was given under this name."""
+    if name in _given:
+        return lambda: _given[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@contextmanager
+def _importable(given: Mapping[str, Any]) -> Iterator[None]:
+    """Lets specs name the given modules, and leaves these in the mode they were in."""
+    modules = [one[0] if isinstance(one, tuple) else one for one in given.values()]
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    _given.update(given)
+    try:
+        yield
+    finally:
+        _given.clear()
+        for part, training in modes:
+            part.training = training
+
+
+def _specs(model: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Specs of whatever was given as model, and what those of them stand for that are no text."""
+    specs: list[str] = []
+    given: dict[str, Any] = {}
+    for name, one in _named(model):
+        if isinstance(one, str):
+            specs.append(one)
+            continue
+        wanted = key = name or type(one[0] if isinstance(one, tuple) else one).__name__
+        number = 2
+        while key in given and given[key] is not one:
+            key, number = f"{wanted}_{number}", number + 1
+        given[key] = one
+        specs.append(f"{__name__}:{key}")
+    return tuple(specs), given
+
+
+def _named(model: Any) -> list[tuple[str, Any]]:
+    """(name or "", spec or module) of every model."""
+    if model is None or (isinstance(model, str) and not model):
+        return []
+    if isinstance(model, str) or _is_given(model):
+        return [("", model)]
+    if isinstance(model, Mapping):
+        return [(str(name), found) for name, one in model.items() for _, found in _named(one)]
+    if isinstance(model, Iterable):
+        return [pair for one in model for pair in _named(one)]
+    raise TypeError(
+        "model must be a spec such as 'timm:resnet50', a torch module, a pair (module, transform), or a list or "
+        f"mapping of these; got {model!r}, a {type(model).__name__}"
+    )
+
+
+def _is_given(model: Any) -> bool:
+    """A module, or a pair of a module and a transform."""
+    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module):
+        return callable(model[1]) and not isinstance(model[1], nn.Module)
+    return isinstance(model, nn.Module)
