@@ -280,6 +280,42 @@ def test_local_mcm_is_the_best_patch_by_hand(folders, name, spec, patches, tempe
         torch.testing.assert_close(GLMCMDetector().fit(outputs)(outputs), whole + expected.float())
 
 
+@pytest.mark.parametrize(("name", "patches"), [("vit", _value_patches), ("resnet", _pooled_values)])
+def test_under_a_class_mask_local_mcm_is_the_best_patch_among_its_classes(folders, name, patches):
+    tap = "local_mcm(temperature=0.01, classes=(3, 0))"
+    loaded = load_classifier(_spec(folders[name]), clip=ClipPrompts(NAMES, "single"), taps=(tap,))
+    images = torch.rand(4, *loaded.input_size)
+    outputs = loaded.classifier(images)
+    model = loaded.classifier.model
+    with torch.no_grad():
+        texts = _unit(outputs.head.weight)[[3, 0]]
+        cosines = _unit(patches(model.visual, loaded.classifier._normalise(images))) @ texts.T
+    expected = [min(1 - float((patch.double() / 0.01).softmax(0).max()) for patch in image) for image in cosines]
+    assert outputs.taps[tap].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_under_a_class_mask_negative_labels_are_those_far_from_its_classes(folders):
+    words = tuple(f"noun {number}" for number in range(40))
+    negatives = NegativeLabels(Vocabulary(words), share=0.25)
+    prompts = ClipPrompts(NAMES, "single", negatives=negatives, subsets=((3, 0), (1, 2)))
+    tap = "negative_cosines(classes=(3, 0))"
+    loaded = load_classifier(_spec(folders["vit"]), clip=prompts, taps=(tap, "negative_cosines"))
+    outputs = loaded.classifier(torch.rand(3, 3, 32, 32))
+    model, tokenizer = _reference(folders["vit"])
+    with torch.no_grad():
+        texts = _unit(model.encode_text(tokenizer([f"The nice {word}." for word in words])))
+    classes = _unit(outputs.head.weight)[[3, 0]]
+    closeness = [float(torch.quantile(classes @ text, 0.95)) for text in texts]
+    chosen = sorted(range(len(words)), key=closeness.__getitem__)[:10]
+    torch.testing.assert_close(outputs.taps[tap], outputs.features @ texts[chosen].T, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(outputs.taps[tap], outputs.taps["negative_cosines"])
+    other = ClipPrompts(NAMES, "single", negatives=negatives)
+    fingerprints = [load_classifier(_spec(folders["vit"]), clip=p).classifier.fingerprint() for p in (prompts, other)]
+    assert fingerprints[0] == fingerprints[1]  # the store of outputs serves every mask
+    with pytest.raises(ValueError, match="were not chosen for a mask of 1 classes"):
+        load_classifier(_spec(folders["vit"]), clip=prompts, taps=("negative_cosines(classes=(1,))",))
+
+
 def test_every_detector_that_asks_for_no_other_tap_reads_a_zero_shot_model(folders):
     from ood_toolkit.registry import build_detector
 
