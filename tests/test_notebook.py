@@ -86,7 +86,7 @@ def run(place: Path, *model: Any, **choices: Any) -> ood_toolkit.Results:
 
 def test_a_module_of_the_users_own_is_scored_and_left_as_it_was(photos: Path, tmp_path: Path):
     model = network().train()
-    model[1].eval()
+    model[1].eval()  # pyright: ignore[reportIndexIssue]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = run(tmp_path, (model, _pixels), folders={"id": str(photos / "known")}, ood={"strange": photos / "strange"})
     sample = Run.open(found.path).samples("anomaly", "ood_toolkit.notebook:Sequential", "strange")[0]

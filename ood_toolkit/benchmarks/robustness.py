@@ -57,7 +57,7 @@ class _Answers:
 
     def without(self, ids: frozenset[str]) -> "_Answers":
         rows = torch.tensor([row for row, name in enumerate(self.ids) if name not in ids], dtype=torch.int64)
-        kept = [self.ids[row] for row in rows.tolist()]
+        kept = [self.ids[int(row)] for row in rows]
         return _Answers(kept, self.label[rows], self.right[rows], self.right5[rows], self.confidence[rows])
 
 
@@ -258,7 +258,7 @@ def _columns(view: Outputs, model: str, part: str, mask: str) -> dict[Column, Te
 def _read(scores: ScoreFile, model: str, part: str, view: str) -> _Answers:
     label = scores.columns[Column("label", "", "", part, view)]
     known = (label != UNKNOWN).nonzero().flatten()
-    ids = [scores.ids[part][row] for row in known.tolist()]
+    ids = [scores.ids[part][int(row)] for row in known]
     right, right5, confidence = (
         scores.columns[Column(kind, model, PLAIN, part, view)][known] for kind in ("correct", "correct5", "confidence")
     )

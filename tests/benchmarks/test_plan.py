@@ -40,7 +40,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
             code = 0
         except SystemExit as stop:
             code = int(stop.code or 0)
-        return Result(code, *capfd.readouterr())
+        out, err = capfd.readouterr()
+        return Result(code, out, err)
 
     return call
 
