@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from ood_toolkit.datasets.accepted import AcceptingImages, TrimmedImages
 from ood_toolkit.datasets.archives import ClassTars, TarImages, holds_class_tars
 from ood_toolkit.datasets.catalogue import CatalogueEntry
@@ -17,6 +19,7 @@ from ood_toolkit.datasets.images import IMAGE_SUFFIXES, FolderImages, ImageSet
 from ood_toolkit.datasets.parquet import ParquetImages, parquet_files
 from ood_toolkit.datasets.shards import ShardImages, is_shard, shard_paths
 from ood_toolkit.datasets.videos import VIDEO_SUFFIX, VideoFrames
+from ood_toolkit.outputs import UNKNOWN
 
 ROOT_VARIABLE = "OOD_DATA_ROOT"
 _VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")
@@ -128,9 +131,7 @@ def _open(entry: CatalogueEntry, found: Found, within: str) -> ImageSet:
         return ShardImages(shards, name=entry.name, classes=indices, labels={} if entry.labels == "none" else None)
     images = _images_of(entry, found, within)
     labels = labels_for(entry, images.ids)
-    for row, image in enumerate(images.ids):
-        if image in labels:
-            images.labels[row] = labels[image]
+    images.labels = torch.tensor([labels.get(image, UNKNOWN) for image in images.ids], dtype=torch.int64)
     return images
 
 

@@ -96,6 +96,7 @@ def _decode(path: Path) -> "list[Image]":
 def _package(path: Path) -> tuple[Any, Any]:
     try:
         import av  # pyright: ignore
+        from av.error import FFmpegError  # pyright: ignore
     except ImportError:
         raise ValueError(f"reading {str(path)!r} needs the package av: pip install av") from None
-    return av, av.error.FFmpegError
+    return av, FFmpegError
