@@ -8,35 +8,55 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ood_toolkit import store
 from ood_toolkit.benchmarks import crew
 from ood_toolkit.distributed import World, joined
 
-store.SHARD_ROWS = 8
-crew._ROWS_WORTH_SHARING = 1
 
-
-def network() -> nn.Module:
-    """A factory for `ranks_program:network`: four classes, any image size."""
+def network() -> tuple[nn.Module, Any]:
+    """A factory for `ranks_program:network`: four classes of brightness, 60, 90, 120 and 150 of 255."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+    centres = (60 + 30 * torch.arange(4)) / 255
+    with torch.no_grad():
+        model[0].weight -= model[0].weight.mean(dim=(2, 3), keepdim=True)
+        model[0].weight *= 8  # three features of contrast
+        model[0].weight[:3] = torch.eye(3)[:, :, None, None] / 9  # and the brightness of each colour
+        model[0].bias.zero_()
+        model[4].weight[:] *= 6
+        model[4].weight[:, :3] = 12 * centres[:, None]
+        model[4].bias[:] = -18 * centres.square()
+    return model, as_it_is
+
+
+def as_it_is(image: Any) -> Tensor:
+    """The transform: the pixels, uint8."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def noise(brightness: Sequence[float]) -> np.ndarray:
+    """(N, 12, 12, 3) uint8: images of about these brightnesses."""
+    generator, rows = np.random.default_rng(0), len(brightness)
+    colours = np.asarray(brightness)[:, None, None, None] + generator.normal(0, 30, (rows, 1, 1, 3))
+    contrast = generator.uniform(10, 60, (rows, 1, 1, 1))
+    return (colours + contrast * generator.uniform(-1, 1, (rows, 12, 12, 3))).clip(0, 255).astype(np.uint8)
 
 
 def bench(arguments: list[str]) -> None:
     """`ood-bench`, where the environment may say which rank is to die after how many shards: KILL=RANK:SHARDS."""
     from ood_toolkit import cli
 
-    if "KILL" in os.environ:
-        rank, shards = map(int, os.environ["KILL"].split(":"))
-        if os.environ["RANK"] == str(rank):
-            _die_after(shards)
+    rank, _, shards = os.environ.get("KILL", "").partition(":")
+    if rank and os.environ["RANK"] == rank:
+        _die_after(int(shards))
     sys.argv = ["ood-bench", *arguments]
     cli.main()
 
@@ -65,8 +85,7 @@ def masked(place: str) -> None:
     from ood_toolkit.extract import Extractor
     from ood_toolkit.models import load_classifier
 
-    generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 255, (130, 12, 12, 3)).astype(np.uint8)
+    pixels = noise([60 + 30 * (n % 4) for n in range(100)] + [200] * 30)
     known = ArrayImages(pixels[:100], name="known", labels=[n % 4 for n in range(100)])
     strange = ArrayImages(pixels[100:], name="strange")
     mask = ClassMask("two", torch.tensor([2, 0]))
@@ -149,6 +168,8 @@ def gpu_sums(place: str) -> None:
 
 
 if __name__ == "__main__":
+    store.SHARD_ROWS = 8
+    crew._ROWS_WORTH_SHARING = 1
     chosen, *rest = sys.argv[1:]
     if chosen == "bench":
         bench(rest)
