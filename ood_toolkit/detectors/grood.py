@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.softmax import class_means
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.scratch import room_for
 from ood_toolkit.stats import blocks, nearest, present_classes, row_chunks, squared_distances
 
 PROTOTYPES = ("mixup", "mean")
@@ -73,8 +74,8 @@ class GROODDetector(Detector):
         if self.rows is not None and self.rows < len(index):
             drawn = torch.randperm(len(index), generator=torch.Generator().manual_seed(self.seed))[: self.rows]
             index = index[drawn.sort().values.to(index.device)]
-        gradients = train.head.weight.new_empty(len(index), train.width)
-        for start in (steps := row_chunks(len(index), train.width + train.classes)):
+        gradients = room_for(len(index), train.width, like=train.head.weight)
+        for start in (steps := row_chunks(len(index), 8 * (train.width + train.classes))):
             block = slice(start, start + steps.step)
             gradients[block] = self._gradients(train.rows(index[block]).features)
         # confident rows have tiny gradients whose squares would underflow: a common scale keeps them apart

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.scratch import room_for
 from ood_toolkit.stats import blocks, l2_normalise, nearest
 
 
@@ -49,7 +50,7 @@ class KNNDetector(Detector):
         if not 1 <= self.k <= len(train):
             raise ValueError(f"k must lie between 1 and the {len(train)} training rows, got {self.k}")
         first = train.rows(slice(0, 1)).features
-        bank = first.new_empty(len(train), train.width)
+        bank = room_for(len(train), train.width, like=first)
         start = 0
         for batch in blocks(train):
             bank[start : start + len(batch)] = self._prepared(batch.features)

@@ -9,6 +9,7 @@ from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.energy import energy
 from ood_toolkit.detectors.train_rows import subset
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.scratch import room_for
 from ood_toolkit.stats import l2_normalise, nearest
 
 
@@ -49,7 +50,7 @@ class NNGuideDetector(Detector):
     def fit(self, train: Outputs) -> Self:
         """Fills the bank with normalised features times their energy. Returns itself."""
         rows = max(1, int(len(train) * self.alpha)) if len(train) else 0
-        bank = train.head.weight.new_empty(rows, train.width)
+        bank = room_for(rows, train.width, like=train.head.weight)
         start = 0
         for batch in subset(train, rows, self.seed):
             guide = l2_normalise(batch.features) * -energy(batch.logits).unsqueeze(1)

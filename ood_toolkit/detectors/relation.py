@@ -9,6 +9,7 @@ from torch import Tensor
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.train_rows import subset
 from ood_toolkit.outputs import Outputs
+from ood_toolkit.scratch import room_for
 from ood_toolkit.stats import l2_normalise
 
 _QUERIES, _BANK = 2048, 4096
@@ -61,8 +62,8 @@ class RelationDetector(Detector):
         if not len(train):
             raise ValueError("fitting needs training rows, but there are none")
         rows = max(1, int(len(train) * self.alpha))
-        directions = train.head.weight.new_empty(rows, train.width)
-        probabilities = train.head.weight.new_empty(rows, train.classes)
+        directions = room_for(rows, train.width, like=train.head.weight)
+        probabilities = room_for(rows, train.classes, like=train.head.weight)
         start = 0
         for batch in subset(train, rows, self.seed):
             block = slice(start, start + len(batch))
