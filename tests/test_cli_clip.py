@@ -68,6 +68,13 @@ def network(classes: int = 4) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, classes))
 
 
+def other_network() -> nn.Module:
+    model = network()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    return model
+
+
 def imagenet_network() -> nn.Module:
     return network(1000)
 
@@ -340,6 +347,21 @@ def test_a_named_detector_that_one_of_two_models_lacks_is_left_out_there(
     facts, records, _ = left_behind(tmp_path / "run")
     assert {r.model for r in records if r.method == "gl_mcm"} == {clips["small"]}
     assert "only zero-shot models show it" in facts["left_out"]["test_cli_clip:network"]["gl_mcm"]
+
+
+def test_a_named_detector_that_only_the_ensemble_can_serve_is_left_out_of_its_members(
+    bench: Bench, photos: Path, tmp_path: Path
+):
+    models = ("--model", "test_cli_clip:network", "--member", "test_cli_clip:other_network")
+    result = bench(*folders(photos, *models, "--detectors", "msp,mutual_information", "--ensemble", "mean_probability"))
+    assert result.code == 0, result.err
+    facts, records, _ = left_behind(tmp_path / "run")
+    assert {r.model for r in records if r.method == "mutual_information"} == {
+        "ensemble[test_cli_clip:network, test_cli_clip:other_network]"
+    }
+    assert "comes from no single classifier" in facts["left_out"]["test_cli_clip:network"]["mutual_information"]
+    alone = bench(*folders(photos, *models[:2], "--detectors", "mutual_information"))
+    assert (alone.code, alone.err.splitlines()[-1].count("comes from no single classifier")) == (2, 1)
 
 
 def test_the_official_transform_keeps_clips_own_normalisation_and_says_so(
