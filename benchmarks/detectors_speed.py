@@ -298,8 +298,8 @@ def report(table: list[list[str]], skipped: list[str], facts: str, arrays: Array
         "",
         f"Fit on {len(arrays.train):,} rows, score {len(arrays.test):,}; D = {arrays.train.width}, "
         f"C = {arrays.train.classes}, float32. Ratios are pytorch-ood's CPU seconds over ours. Peaks are above the "
-        "inputs. ~: fewer rows scored, time scaled up. Where scoring takes less than half a second, the best of several "
-        "times. Taps are random numbers of the right shape: what fills them runs in the model's pass.",
+        "inputs. ~: fewer rows scored, time scaled up. Where scoring takes less than half a second, the best of "
+        "several. Taps are random numbers of the right shape: what fills them runs in the model's pass.",
         "",
         f"    python benchmarks/detectors_speed.py {' '.join(sys.argv[1:])}".rstrip(),
         "",

@@ -259,7 +259,11 @@ def nearest(
         raise ValueError(f"k must lie between 1 and the {len(bank)} bank rows, got {k}")
     parts = [slice(start, start + _BANK_ROWS) for start in range(0, len(bank), _BANK_ROWS)]
     # the nearest has the largest ab − ‖b‖²/2: one product and no pass over it before the choice
-    halves = [-0.5 * bank[part].to(queries).square().sum(dim=1) for part in parts if not largest_product]
+    halves = [
+        torch.linalg.vector_norm(bank[part].to(queries), dim=1).square_().mul_(-0.5)
+        for part in parts
+        if not largest_product
+    ]
     values, indices = [queries.new_zeros(0, k)], [queries.new_zeros(0, k, dtype=torch.int64)]
     chunks = row_chunks(len(queries), min(len(bank), _BANK_ROWS))
     for start in chunks:

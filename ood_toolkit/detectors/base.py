@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -55,9 +54,16 @@ class Detector(Fitted, ABC):
 
     def forward(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """`score`, block by block, so that the memory does not grow with the number of rows."""
-        if not len(outputs):
-            return outputs.logits.new_zeros(0)
-        return torch.cat([self.score(block) for block in blocks(outputs, self.block_rows)])
+        scores, start = outputs.head.weight.new_zeros(0), 0
+        for block in blocks(outputs, self.block_rows):
+            part = self.score(block)
+            if not start:
+                scores = part.new_empty(len(outputs))
+            scores[start : start + len(part)] = part
+            start += len(part)
+            # left alive, so small a tensor would keep the allocator from using the room of a block's large ones again
+            del part
+        return scores
 
     def wrap(self, model: nn.Module, **settings: Any) -> "GuardedClassifier":
         """This detector and `model` as one module that classifies and says when not to believe it.

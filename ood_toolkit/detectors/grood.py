@@ -22,7 +22,8 @@ class GROODDetector(Detector):
     A nearest-prototype classifier over the class means and one OOD prototype P gives the probability q of P by
     softmax over negative distances. The gradient of its cross-entropy with respect to P is, in closed form,
     `g(f) = q(f) · (f − P) / ‖f − P‖`; the score is the distance from g to the nearest of the training rows' gradients
-    (those the model classifies correctly).
+    (those the model classifies correctly). It wants many training rows of each class: with one or two, they lie on
+    their prototypes, their gradients vanish, and the score falls with the distance from P.
 
     Args:
         prototype: where P comes from. "mixup": the mean over training rows of the half-way point to the prototype of

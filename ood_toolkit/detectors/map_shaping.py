@@ -62,10 +62,12 @@ class ASHPMapDetector(MapShaping):
 class ASHBMapDetector(MapShaping):
     """Prunes the map and shares its sum equally among the numbers that remain. Needs no training data.
 
-    Choose `ash_b` unless results on maps are to be compared.
+    Choose `ash_b` unless results on maps are to be compared. A map after a ReLU is mostly zeros (92 % in
+    EfficientNet-Lite0), and pooled features are not: a percentile below that share makes zeros, by no more than their
+    position, equal to the largest numbers, and the score is near chance.
 
     Args:
-        percentile: share of the D·H·W numbers that is dropped, in percent.
+        percentile: share of the D·H·W numbers that is dropped, in percent; above the share of zeros.
         score: the equation that reads the new logits.
 
     Differs from the authors' code, which shapes pooled features; the algorithm is the same.
@@ -125,10 +127,12 @@ class SCALEMapDetector(MapShaping):
 class ReActMapDetector(MapShaping):
     """Limits every number of the map before pooling. Needs no training data, but a threshold.
 
-    Choose `react`, which learns its threshold, unless results on maps are to be compared.
+    Choose `react`, which learns its threshold, unless results on maps are to be compared. A position of a map is many
+    times larger than a mean over positions, so the authors' c = 1, meant for pooled features, cuts most of a
+    map's evidence off and can rank below chance (EfficientNet-Lite0's map: 99th percentile 2.7, end 6).
 
     Args:
-        threshold: c, in units of the activations. The authors' ImageNet script uses 1.
+        threshold: c, in units of the activations of a position. The authors' ImageNet script uses 1 on pooled features.
         score: the equation that reads the new logits.
 
     Differs from the authors' code, which limits pooled features.

@@ -71,16 +71,19 @@ class MaxLogitPNormDetector(Detector):
         if self.p is not None:
             return self
         grid = ([_MSP] if self.fallback else []) + [float(p) for p in range(self.largest_p + 1)]
-        scores: list[list[Tensor]] = [[] for _ in grid]
-        wrong: list[Tensor] = []
-        for batch in blocks(train):
-            known = batch.labels >= 0
-            wrong.append(~batch.correct[known])
-            for parts, p in zip(scores, grid, strict=True):
-                parts.append(_score(batch.logits[known], p))
-        if not sum(len(part) for part in wrong):
+        known = train.labels >= 0
+        if not known.any():
             raise ValueError("choosing p needs labelled rows, but there are none; give a p instead")
-        risks = [area_under_risk_coverage(torch.cat(parts), torch.cat(wrong)) for parts in scores]
+        scores = train.head.weight.new_empty(len(grid), len(train))
+        wrong = torch.zeros_like(known)
+        start = 0
+        for batch in blocks(train):
+            rows = slice(start, start + len(batch))
+            wrong[rows] = ~batch.correct
+            for line, p in zip(scores, grid, strict=True):
+                line[rows] = _score(batch.logits, p)
+            start += len(batch)
+        risks = [area_under_risk_coverage(line[known], wrong[known]) for line in scores]
         best = grid[risks.index(min(risks))]  # the first of equals: MSP, then small p
         self.chosen = torch.tensor(best, dtype=train.head.weight.dtype, device=train.device)
         return self
