@@ -273,6 +273,10 @@ class Extractor:
             "dtype": str(self.dtype),
             "amp": str(getattr(job.classifier, "amp", None)),
         }
+        # batch size, workers, memory layout and ranks change the last bits of the pass only;
+        # a compiler may also skip roundings of half precision
+        if getattr(job.classifier, "compiled", False):
+            identity["compiled"] = "True"
         key = hashlib.sha256(json.dumps([STORE_VERSION, identity], sort_keys=True).encode()).hexdigest()[:24]
         return self.cache / key, identity
 

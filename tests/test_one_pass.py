@@ -131,6 +131,16 @@ def test_a_model_whose_store_is_full_does_not_run_beside_one_whose_is_not(tmp_pa
     assert (sum(old.sizes), sum(new.sizes)) == (0, 21)
 
 
+def test_a_compiled_model_has_a_store_of_its_own(tmp_path: Path):
+    images, extractor = CountedImages(), Extractor(tmp_path)
+    plain = checked(Small())
+    extractor.extract(plain, pixels, "t", images)
+    compiled = Classifier(plain.model, compiled=True, head="head")
+    assert [filled.computed for filled in extractor.fill([Job(plain, pixels, "t")], [images])] == [0]
+    lacking = extractor.lacking(Job(compiled, pixels, "t"), images)
+    assert sum(len(shard.rows) for shard in lacking) == 21
+
+
 def test_all_sets_go_through_one_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = []
     loader = torch.utils.data.DataLoader

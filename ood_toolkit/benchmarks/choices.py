@@ -42,6 +42,7 @@ class Choices:
     amp: str = "auto"
     dtype: str = "float32"
     channels_last: str = "auto"
+    compile: bool = False
     batch_size: int = 0
     workers: int = -1
     seed: int = 0

@@ -59,6 +59,7 @@ def load_models(
     for model in models:
         if _channels_last(choices.channels_last, model):
             model.classifier.model.to(memory_format=torch.channels_last)
+        model.classifier.compiled = choices.compile
     return models[: len(choices.models)], models[len(choices.models) :]
 
 

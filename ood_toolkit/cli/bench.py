@@ -133,6 +133,9 @@ def bench(
     channels_last: Annotated[
         str, typer.Option(help="Memory layout of convolutions: on, off; auto takes the faster one.")
     ] = "auto",
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the model (torch.compile): pays from some ten thousand images.")
+    ] = False,
     batch_size: Annotated[
         int, typer.Option(min=0, help="Images per forward pass; 0 finds it, and any is halved where memory runs out.")
     ] = 0,
@@ -200,6 +203,7 @@ def bench(
         amp=amp,
         dtype=dtype,
         channels_last=channels_last,
+        compile=compile_,
         batch_size=batch_size,
         workers=workers,
         seed=seed,

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from ood_toolkit.models.compiled import Compiled, compiled_parts
 from ood_toolkit.models.head import LOGITS, as_head, as_rows, describe_break, find_head, is_linear, logits_of
 from ood_toolkit.models.stages import find_stages
 from ood_toolkit.models.taps import Afterwards, Tap, TapPlan, build_tap, missing_tap
@@ -43,6 +44,8 @@ class Classifier(nn.Module):
             says why.
         amp: run the model under autocast in this dtype (`torch.float16`, `torch.bfloat16`). Features then carry that
             dtype's rounding, but logits are made from them in float32: half precision would make ties.
+        compiled: run those parts of the model through `torch.compile` that hold neither the head nor a tapped layer.
+            Passes with gradients and the further passes of some taps stay uncompiled.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Classifier(nn.Module):
         head: str | None = None,
         taps: Sequence[str] = (),
         amp: torch.dtype | None = None,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         if len(mean) != len(std) or min(std, default=0) <= 0:
@@ -67,6 +71,8 @@ class Classifier(nn.Module):
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         self.taps = tuple(taps)
         self.amp = amp
+        self.compiled = compiled
+        self._compiled: Compiled = {}
         self.head_name = head
         """Module name of the head, or "logits"; None until the first batch has shown it."""
         self.tap_gaps: dict[str, str] = {}
@@ -147,7 +153,16 @@ class Classifier(nn.Module):
 
     def with_taps(self, taps: Sequence[str]) -> "Classifier":
         """The same model, not a copy of it, with these taps instead."""
-        other = Classifier(self.model, mean=self.mean, std=self.std, head=self.head_name, taps=taps, amp=self.amp)
+        other = Classifier(
+            self.model,
+            mean=self.mean,
+            std=self.std,
+            head=self.head_name,
+            taps=taps,
+            amp=self.amp,
+            compiled=self.compiled,
+        )
+        other._compiled = self._compiled
         other._checked = self._checked and not (other._taps or other._afterwards)
         return other
 
@@ -162,7 +177,8 @@ class Classifier(nn.Module):
             raise ValueError(f"gradients need floating-point images in [0, 1], got {images.dtype}")
         if not self._checked:
             self.check(images[:2].detach())
-        with torch.enable_grad():
+        layer = None if self.head_name == LOGITS else self.layer
+        with torch.enable_grad(), _frozen_but(layer, self.model):
             return self._outputs(images, None)
 
     def check(self, images: Images) -> None:
@@ -237,8 +253,9 @@ class Classifier(nn.Module):
         layer = None if self.head_name == LOGITS else self.layer
         watching = self._plan.watching(kept) if self._plan else nullcontext()
         with _evaluating(self.model), _autocast(self.device, amp):
-            with _capturing(layer, seen), watching:
-                logits = logits_of(self.model(self._normalise(images)))
+            inputs = self._normalise(images)
+            with self._compiling(), _capturing(layer, seen), watching:
+                logits = logits_of(self.model(inputs))
             with torch.no_grad():
                 taps = self._plan.fill(kept, lambda inside: self._features(images, inside)) if self._plan else {}
         if layer is None:
@@ -257,6 +274,13 @@ class Classifier(nn.Module):
             head=head,
             taps=taps,
         )
+
+    def _compiling(self) -> AbstractContextManager[None]:
+        """Compiled parts for a pass without gradients, where that was asked for."""
+        if not self.compiled or torch.is_grad_enabled():
+            return nullcontext()
+        head = () if self.head_name == LOGITS else (str(self.head_name),)
+        return compiled_parts(self.model, (*head, *(self._plan.watched if self._plan else ())), self._compiled)
 
     def _features(self, images: Tensor, inside: AbstractContextManager[Any] | None = None) -> Tensor:
         """What enters the head in a pass inside a context; the model is in eval mode already."""
@@ -330,6 +354,20 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def _frozen_but(layer: nn.Module | None, model: nn.Module) -> Iterator[None]:
+    """All parameters frozen but the layer's: a backward pass then computes nothing for them (a tenth less time)."""
+    kept = {id(parameter) for parameter in layer.parameters()} if layer is not None else set()
+    frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
 
 
 @contextmanager

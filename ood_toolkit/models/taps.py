@@ -390,6 +390,11 @@ class TapPlan:
                 else f"no stages are found in {type(model).__name__}; name them with layers=(...)"
             )
 
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """Modules that a watched pass looks at."""
+        return tuple(self._free)
+
     def watching(self, kept: dict[tuple[str, str], Tensor]) -> AbstractContextManager[None]:
         """While this lasts, a pass leaves its reductions in `kept`, by (spec, layer)."""
 
