@@ -167,7 +167,7 @@ def test_what_is_no_run_and_no_table_is_said(results, tmp_path: Path):
         ood_toolkit.Results.open(tmp_path)
     with pytest.raises(ValueError, match="no table is named 'detector'; known: detectors, calibrators, robustness"):
         results.table("detector")
-    with pytest.raises(ValueError, match="there is no robustness to show"):
+    with pytest.raises(ValueError, match="there is no table of robustness"):
         results.table("robustness")
     with pytest.raises(ValueError, match="no anomaly scores of knn; it has those of msp, energy"):
         results.plot_roc("knn")

@@ -26,8 +26,8 @@ PLAIN = "none"
 HUMAN = {
     "dataset": "imagenet-a",
     "accuracy": 0.9,
-    "about": "humans are near 90%: a rounded landmark, for which no sample size is at hand, so without an interval",
-    "source": "this project's notes on the protocol of ImageNet-A (Hendrycks et al., CVPR 2021)",
+    "about": "humans are near 90%, a rounded landmark whose sample size is not known, so without an interval",
+    "source": "this project's notes on the protocol of Hendrycks et al., Natural Adversarial Examples, CVPR 2021",
 }
 """What people reach on ImageNet-A."""
 _ROWS_AT_ONCE = 4096

@@ -13,6 +13,9 @@ FILE = "robustness.json"
 _SURE = "0.9"
 """The confidence from which on a wrong answer is shown as sure."""
 
+_SHARE = "accuracy"
+"""The metric whose digits and percent every number here has."""
+
 Views = Mapping[str, Any]
 
 
@@ -30,7 +33,9 @@ def read_views(run: Path) -> Views:
 
 
 def robustness_tables(views: Views, *, options: TableOptions = DEFAULTS) -> list[Table]:
-    """One table of accuracies, drops and wrong answers, then a transfer matrix for every set and view.
+    """One table of accuracies, drops and wrong answers, then a transfer matrix for every set, under the mask.
+
+    The matrices without the mask are in the file.
 
     Args:
         views: of one run, from `read_views`.
@@ -41,7 +46,8 @@ def robustness_tables(views: Views, *, options: TableOptions = DEFAULTS) -> list
     chosen = [row for row in views["accuracy"] if _chosen(row, options)]
     made = [_accuracies(views, chosen, options)] if chosen else []
     several = len(_masks(views)) > 1
-    kept = [entry for entry in views["transfer"] if not options.datasets or entry["dataset"] in options.datasets]
+    kept = [entry for entry in views["transfer"] if entry["mask"] == _masks(views)[0]]
+    kept = [entry for entry in kept if not options.datasets or entry["dataset"] in options.datasets]
     return made + [_transfer(entry, several, options) for entry in kept]
 
 
@@ -81,7 +87,7 @@ def run_tables(
     ]
     if needed and not found:
         names = ", ".join(map(str, runs))
-        raise ValueError(f"there is no {what} to show: {names} has no {FILE}, or nothing in it was chosen")
+        raise ValueError(f"there is no table of {what}: {names} has no {FILE}, or nothing in it was chosen")
     return found
 
 
@@ -90,63 +96,75 @@ def human_line(views: Views) -> str:
     human = views.get("human")
     if not human:
         return ""
-    return f"{human['dataset']}: {human['about']} (source: {human['source']})"
+    return f"On {human['dataset']} {human['about']}; source: {human['source']}"
 
 
 def _accuracies(views: Views, rows: Sequence[Mapping[str, Any]], options: TableOptions) -> Table:
     masks = _masks(views)
     places = list(dict.fromkeys((row["model"], row["dataset"]) for row in rows))
-    accuracy = {(row["model"], row["dataset"], row["mask"]): row for row in views["accuracy"]}
-    wrong = {(row["model"], row["dataset"], row["mask"]): row for row in views["wrong_confidence"]}
-    drops = {(row["model"], row["adversarial"], row["mask"]): row for row in views["drop"]}
-    first = masks[0]
-    cells = []
-    for model, dataset in places:
-        line = [
-            _cell(accuracy[model, dataset, mask][key], "accuracy", options)
-            for mask in masks
-            for key in ("top1", "top5")
-        ]
-        rest = f"{dataset} without {_clean(views)}"
-        drop = drops.get((model, dataset, first)) or drops.get((model, rest, first), {"drop": None})
-        about = wrong[model, dataset, first]
-        marks = ("a",) if (model, rest, first) in drops else ()
-        line.append(replace(_cell(drop["drop"], "accuracy", options), marks=marks))
-        line.append(_cell(about.get("mean"), "accuracy", options))
-        line.append(_cell(about.get("at_least", {}).get(_SURE), "accuracy", options))
-        cells.append(tuple(line))
-    columns = [
-        Header(label=label, group=_view(mask, len(masks) > 1), arrow="↑", about=_ABOUT[label])
-        for mask in masks
-        for label in ("Acc@1", "Acc@5")
-    ]
-    named = f", {_view(first, True)}" if len(masks) > 1 else ""
-    columns += [
-        Header(label="drop", group=f"Loss from {_clean(views) or 'clean'}{named}", arrow="↓", about=_ABOUT["drop"]),
-        Header(label="mean", group=f"Confidence when wrong{named}", arrow="↓", about=_ABOUT["mean"]),
-        Header(label=f"≥ {_SURE}", group=f"Confidence when wrong{named}", arrow="↓", about=_ABOUT["sure"]),
-    ]
     several = len({model for model, _ in places}) > 1
-    counts = {row["dataset"]: row["images"] for row in rows if row["mask"] == first}
-    caption = ["Robustness: " + ", ".join(f"{count} images of {name}" for name, count in counts.items())]
-    caption += [] if several else [f"Model {places[0][0]}"]
-    caption += (
-        [human_line(views)] if any(dataset == (views["human"] or {}).get("dataset") for _, dataset in places) else []
-    )
+    headers = [Header(label=dataset, group=model if several else "") for model, dataset in places]
+    cells = [_line(views, model, dataset, options) for model, dataset in places]
+    notes = {"a": f"of its images that are not {_clean(views)}'s"} if any(c.marks for row in cells for c in row) else {}
+    human = views["human"]
+    if human and any(dataset == human["dataset"] for _, dataset in places):
+        notes["b"] = human_line(views)
+        headers.append(Header(label=f"{human['dataset']}: humans", group="Reference" if several else "", marks=("b",)))
+        known = Cell(text=f"≈ {options.number(human['accuracy'], _SHARE)}", value=human["accuracy"])
+        cells.append((known, *(Cell() for _ in cells[0][1:])))
+    counts = {row["dataset"]: row["images"] for row in rows if row["mask"] == masks[0]}
+    sizes = ", ".join(f"{count:,} images of {name}" for name, count in counts.items())
     return Table(
         name="robustness",
         title="Robustness",
         stub="Set",
-        rows=tuple(Header(label=dataset, group=model if several else "") for model, dataset in places),
-        columns=tuple(columns),
+        rows=tuple(headers),
+        columns=_columns(views),
         cells=tuple(cells),
-        caption=tuple(caption),
+        caption=(f"Robustness: {sizes}", *(() if several else (f"Model {places[0][0]}",))),
         conventions=_conventions(views, options),
-        notes=(("a", f"of its images that are not {_clean(views)}'s"),)
-        if any(c.marks for row in cells for c in row)
-        else (),
+        notes=tuple(notes.items()),
         label=f"{options.label}:robustness",
         intervals=options.intervals != "none",
+    )
+
+
+def _line(views: Views, model: str, dataset: str, options: TableOptions) -> tuple[Cell, ...]:
+    """Accuracies in every view; drop and wrong answers in the first."""
+    masks = _masks(views)
+    of_model = {(row["dataset"], row["mask"]): row for row in views["accuracy"] if row["model"] == model}
+    drops = {
+        row["adversarial"]: row["drop"] for row in views["drop"] if (row["model"], row["mask"]) == (model, masks[0])
+    }
+    (wrong,) = [
+        row
+        for row in views["wrong_confidence"]
+        if (row["model"], row["dataset"], row["mask"]) == (model, dataset, masks[0])
+    ]
+    rest = f"{dataset} without {_clean(views)}"
+    drop = _cell(drops.get(dataset) or drops.get(rest), options)
+    return (
+        *(_cell(of_model[dataset, mask][key], options) for mask in masks for key in ("top1", "top5")),
+        replace(drop, marks=("a",)) if rest in drops else drop,
+        _cell(wrong.get("mean"), options),
+        _cell(wrong.get("at_least", {}).get(_SURE), options),
+    )
+
+
+def _columns(views: Views) -> tuple[Header, ...]:
+    masks = _masks(views)
+    several = len(masks) > 1
+    named = f", {_view(masks[0], True)}" if several else ""
+    accuracies = [
+        Header(label=label, group=_view(mask, several), arrow="↑", about=_ABOUT[label])
+        for mask in masks
+        for label in ("Acc@1", "Acc@5")
+    ]
+    return (
+        *accuracies,
+        Header(label="drop", group=f"Loss from {_clean(views) or 'clean'}{named}", arrow="↓", about=_ABOUT["drop"]),
+        Header(label="mean", group=f"Confidence when wrong{named}", arrow="↓", about=_ABOUT["mean"]),
+        Header(label=f"≥ {_SURE}", group=f"Confidence when wrong{named}", arrow="↓", about=_ABOUT["sure"]),
     )
 
 
@@ -154,9 +172,9 @@ def _transfer(entry: Mapping[str, Any], several_views: bool, options: TableOptio
     kept = [i for i, model in enumerate(entry["models"]) if not options.models or model in options.models]
     view = f", {_view(entry['mask'], True)}" if several_views else ""
     rows = [Header(label=f"{entry['models'][a]} ({entry['wrong'][a]} wrong)") for a in kept]
-    cells = [tuple(_cell(entry["shares"][a][b], "accuracy", options) for b in kept) for a in kept]
+    cells = [tuple(_cell(entry["shares"][a][b], options) for b in kept) for a in kept]
     rows.append(Header(label=f"all {entry['images']} images"))
-    cells.append(tuple(_cell(entry["error_rates"][b], "accuracy", options) for b in kept))
+    cells.append(tuple(_cell(entry["error_rates"][b], options) for b in kept))
     return Table(
         name="transfer",
         title=f"Transfer of errors on {entry['dataset']}{view}",
@@ -179,9 +197,9 @@ def _classes(model: str, dataset: str, rows: Sequence[Mapping[str, Any]], option
     cells = tuple(
         (
             Cell(text=str(row["images"]), value=row["images"]),
-            _cell(row["top1"], "accuracy", options),
-            _cell(row["top5"], "accuracy", options),
-            Cell(text=options.number(row["confidence"], "accuracy"), value=row["confidence"]),
+            _cell(row["top1"], options),
+            _cell(row["top5"], options),
+            Cell(text=options.number(row["confidence"], _SHARE), value=row["confidence"]),
         )
         for row in ordered
     )
@@ -223,14 +241,14 @@ def _conventions(views: Views, options: TableOptions) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _cell(number: Mapping[str, Any] | None, metric: str, options: TableOptions) -> Cell:
+def _cell(number: Mapping[str, Any] | None, options: TableOptions) -> Cell:
     if number is None or number["value"] is None:
         return Cell()
     value, low, high = number["value"], number["low"], number["high"]
-    text, bounds = options.number(value, metric), ("", "")
+    text, bounds = options.number(value, _SHARE), ("", "")
     if options.intervals != "none" and low is not None:
-        bounds = (options.number(low, metric), options.number(high, metric))
-        half = options.number((high - low) / 2, metric)
+        bounds = (options.number(low, _SHARE), options.number(high, _SHARE))
+        half = options.number((high - low) / 2, _SHARE)
         text += f" ± {half}" if options.intervals == "plusminus" else f" [{bounds[0]}, {bounds[1]}]"
     return Cell(text=text, value=value, bounds=bounds if options.intervals == "brackets" else ("", ""))
 

@@ -15,6 +15,8 @@ from torch import nn
 from ood_toolkit import cli
 from ood_toolkit.datasets.classes import class_list, imagenet_names, validation_labels
 from ood_toolkit.records import read_records
+from ood_toolkit.reporting.classes import class_table
+from ood_toolkit.reporting.runs import Run
 from ood_toolkit.scorefile import Column, ScoreFile
 from tests.datasets.official import A_CLASSES, imagenet_a, jpeg
 
@@ -290,6 +292,28 @@ def test_the_human_landmark_stands_beside_imagenet_a_with_its_source(views: dict
     assert views["human"]["accuracy"] == 0.9
     assert views["human"]["dataset"] == "imagenet-a"
     assert "protocol" in views["human"]["source"]
+
+
+def test_the_command_shows_the_views_and_the_report_names_masked_classes_right(
+    folder: Path, views: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    assert call("table", folder, "--what", "robustness", "--format", "csv") == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = entry(views, "accuracy", model=MODELS[1], dataset="imagenet-a", mask="")["top5"]["value"]
+    assert any("imagenet-a," in line and f"{shown:.3f}" in line for line in lines)
+    assert any("humans" in line for line in lines)
+    assert call("table", folder) == 0
+    assert "Transfer of errors on imagenet-a, 200 classes" in capsys.readouterr().out
+    assert call("table", folder, "--what", "nothing") == 2
+    run = Run.open(folder)
+    table = class_table(run, MODELS[0], "imagenet-a", names=run.facts["class_names"])
+    assert table is not None
+    assert {row.label for row in table.rows} == {imagenet_names()[A_LIST[wnid]] for wnid in A_CLASSES}
+    by_name = {row["name"]: row["top1"]["value"] for row in views["classes"]
+               if (row["model"], row["dataset"]) == (MODELS[0], "imagenet-a")}  # fmt: skip
+    for header, cells in zip(table.rows, table.cells, strict=True):
+        assert cells[1].value == by_name[header.label]
 
 
 def test_a_mixture_alone_gives_the_drop_to_its_other_images(
