@@ -463,7 +463,7 @@ def test_a_second_opinion_on_ones_own_images_is_that_models_mcm(bench: Bench, ph
     own = next(r for r in records if (r.method, r.task) == ("mcm", "misclassification"))
     assert (row.positives, row.negatives) == (own.positives, own.negatives)  # the errors are those of the main model
     assert row.texts.startswith(f"second opinion of {clip} (resize")
-    assert row.texts.endswith("zero-shot by 1 prompts named single for 4 given class names")
+    assert row.texts.endswith("zero-shot by 1 prompt named single for 4 given class names")
     assert facts["second_opinion"]["spec"] == clip
     assert f"{clip}+mcm" in (tmp_path / "run" / "table.csv").read_text()
 

@@ -95,7 +95,8 @@ class ClipPrompts:
         """What is said to the model, in words for captions: under "" to all, under a tap's name for that tap."""
         named = "of the user's own" if self.own_templates else f"named {self.templates}"
         names = f"{len(self.classes)} given class names" if self.classes else "OpenAI's 1000 ImageNet class names"
-        found = {"": f"zero-shot by {len(self.patterns)} prompts {named} for {names}"}
+        prompts = "1 prompt" if len(self.patterns) == 1 else f"{len(self.patterns)} prompts"
+        found = {"": f"zero-shot by {prompts} {named} for {names}"}
         if self.outliers:
             more = f" and {len(self.outliers) - 3} more" if len(self.outliers) > 3 else ""
             found["outlier_cosines"] = f"outlier prompts {', '.join(map(repr, self.outliers[:3]))}{more}"
