@@ -51,7 +51,8 @@ class Identity(Calibrator):
     preserves_argmax = True
 
     def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:
-        """Learns nothing."""
+        """Learns nothing, but refuses what every calibrator refuses."""
+        checked(logits, labels)
         return self
 
     def forward(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:

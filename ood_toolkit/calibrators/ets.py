@@ -13,7 +13,7 @@ from ood_toolkit.stats import row_chunks
 
 
 class ETSCalibrator(Calibrator):
-    """`w₁ softmax(z / T) + w₂ softmax(z) + w₃ / C` with non-negative weights that sum to 1.
+    """`w₁ softmax(z / T) + w₂ softmax(z) + w₃ / C` with non-negative weights that sum to 1, C the possible classes.
 
     Two numbers more than temperature scaling, from which it starts, and as accuracy-preserving. The uniform part
     helps where a share of the rows is wrong however confident. T is that of temperature scaling.
@@ -55,8 +55,14 @@ class ETSCalibrator(Calibrator):
         """(N, C) mixed probabilities."""
         weights = self.weights.to(logits.dtype)
         centred = logits - logits.amax(dim=-1, keepdim=True)
-        mixed = centred.softmax(dim=-1).mul_(weights[1]).add_(weights[2] / logits.shape[-1])
+        mixed = centred.softmax(dim=-1).mul_(weights[1]).add_(_uniform(logits).mul_(weights[2]))
         return mixed.addcmul_((centred.div_(self.temperature.to(logits.dtype))).softmax(dim=-1), weights[0])
+
+
+def _uniform(logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
+    """The same probability for every class that can be; a logit of -inf says that one cannot."""
+    possible = (~logits.isneginf()).to(logits.dtype)
+    return possible / possible.sum(dim=-1, keepdim=True)
 
 
 def mixture_weights(likelihoods: Float[Tensor, "N K"]) -> Float[Tensor, " K"]:
@@ -94,7 +100,7 @@ def _sufficient(
         rows = logits[block].double()
         rows = rows - rows.amax(dim=1, keepdim=True)
         plain = rows.softmax(dim=1)
-        parts = torch.stack([(rows / temperature).softmax(dim=1), plain, torch.full_like(plain, 1 / classes)])
+        parts = torch.stack([(rows / temperature).softmax(dim=1), plain, _uniform(rows)])
         true.append(parts.gather(2, labels[block].expand(3, -1).unsqueeze(2)).squeeze(2).T)
         flat = parts.flatten(1)
         products += flat @ flat.T

@@ -12,6 +12,9 @@ from ood_toolkit.calibrators.evidence import curvature_products, least_variance,
 from ood_toolkit.calibrators.minimise import minimise
 from ood_toolkit.calibrators.temperature import fit_temperature
 
+_MOST_STEPS = 120
+"""Descent steps. Where classes outnumber rows the loss is flat for long: what is left after these moves it by 1 %."""
+
 
 class MatrixCalibrator(Calibrator):
     """`softmax(W z + b)`, with penalties on what is off the diagonal of W and on b (ODIR).
@@ -112,7 +115,7 @@ def _fit(
     free = precision.isfinite()
     table = start.clone()
     if bool(free.any()):
-        table[free] = _descend(inputs, labels, start, free, precision[free], curvature[free] / rows)
+        table = _descend(inputs, labels, start, free, precision, curvature / rows)
     weight = table[:, :-1].contiguous()
     return weight, table[:, -1] - weight @ centre
 
@@ -122,21 +125,56 @@ def _descend(
     labels: Int[Tensor, " N"],
     start: Float[Tensor, "C C+1"],
     free: Bool[Tensor, "C C+1"],
-    precision: Float[Tensor, " P"],
-    curvature: Float[Tensor, " P"],
-) -> Float[Tensor, " P"]:
-    """The free numbers of the best table; the others stay at their start."""
-    first, table = start[free], start.clone()
+    precision: Float[Tensor, "C C+1"],
+    curvature: Float[Tensor, "C C+1"],
+) -> Float[Tensor, "C C+1"]:
+    """The best table whose numbers that are not free stay at their start."""
+    numbers, classes = start.numel(), len(start)
+    precision, mask = precision.where(free, torch.zeros_like(precision)), free.to(start.dtype)
+    own = (curvature + precision).clamp_min(1e-12).rsqrt() * mask
+    mix, scale = torch.eye(classes + 1, dtype=start.dtype, device=start.device), own
+    if bool(free[0, 1:-1].any()):
+        mix, scale = _principal(inputs, precision, curvature)
+
+    def change(point: Tensor) -> Tensor:
+        moved = point[:numbers].view_as(start) @ mix.T
+        moved.diagonal().add_(point[numbers:])
+        return moved * mask
 
     def objective(point: Tensor) -> tuple[float, Tensor]:
-        table[free] = point
-        loss, gradient = _loss(inputs, labels, table)
-        moved = point - first
+        moved = change(point)
+        loss, gradient = _loss(inputs, labels, start + moved)
         penalty = precision * moved
-        return loss + 0.5 * float(penalty @ moved), gradient[free] + penalty
+        gradient = (gradient + penalty) * mask
+        return loss + 0.5 * float((penalty * moved).sum()), torch.cat([(gradient @ mix).flatten(), gradient.diagonal()])
 
-    scale = (curvature + precision).clamp_min(1e-12).rsqrt()
-    return minimise(objective, first, scale=scale, most_steps=200, tolerance=1e-5)
+    scales = torch.cat([scale.flatten(), own.diagonal()])
+    found = minimise(
+        objective, torch.zeros_like(scales), scale=scales, most_steps=_MOST_STEPS, tolerance=1e-5, settled=1e-9
+    )
+    return start + change(found)
+
+
+def _principal(
+    inputs: Float[Tensor, "N C"], precision: Float[Tensor, "C C+1"], curvature: Float[Tensor, "C C+1"]
+) -> tuple[Float[Tensor, "C+1 C+1"], Float[Tensor, "C C+1"]]:
+    """Directions of the inputs, one per column, along which the loss curves independently, and steps along each.
+
+    The Hessian is about a_i S + P for class i, with S the second moments of (x, 1) and P the penalties: inputs move
+    together (log p has one common offset), so single numbers are badly scaled, but not the principal directions of S
+    in units of P. The diagonal, whose penalty is another, has variables of its own beside these.
+    """
+    total = inputs.new_zeros(inputs.shape[1] + 1, inputs.shape[1] + 1, dtype=torch.float64)
+    for rows, _ in _blocks(inputs, torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)):
+        extended = torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)
+        total += (extended.T @ extended).double()
+    moments, of_class = total / len(inputs), curvature[:, -1]
+    penalty = precision[0, 1].expand(len(moments)).clone()
+    penalty[-1] = precision[0, -1]
+    penalty += 1e-2 * of_class.mean() * moments.diagonal() + 1e-300  # where nothing is penalised, the curvature itself
+    unit = penalty.rsqrt()
+    values, vectors = torch.linalg.eigh(unit[:, None] * moments * unit)
+    return unit[:, None] * vectors, (of_class[:, None] * values.clamp_min(0) + 1).rsqrt()
 
 
 def _first_step(

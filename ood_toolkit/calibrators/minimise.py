@@ -15,6 +15,7 @@ def minimise(
     scale: Float[Tensor, " P"] | None = None,
     most_steps: int = 500,
     tolerance: float = 1e-6,
+    settled: float = 1e-12,
 ) -> Float[Tensor, " P"]:
     """The point where the line-searched quasi-Newton descent from `start` ends.
 
@@ -25,6 +26,7 @@ def minimise(
             runs in units of it, which is what makes badly scaled problems quick.
         most_steps: upper bound for iterations.
         tolerance: the search ends when no component of the gradient, in scaled variables, exceeds this.
+        settled: or when a step lowers the value by less than this share of it.
     """
     from scipy.optimize import minimize
 
@@ -39,7 +41,7 @@ def minimise(
         np.zeros(len(start)),
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": most_steps, "maxcor": 20, "gtol": tolerance, "ftol": 1e-12},
+        options={"maxiter": most_steps, "maxcor": 20, "gtol": tolerance, "ftol": settled},
     )
     if not np.isfinite(found.fun):
         raise ValueError(f"the likelihood is not finite at any point tried: {found.message}")
