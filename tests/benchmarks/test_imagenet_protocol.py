@@ -1,7 +1,6 @@
 """The rules of the ImageNet-A/O authors, written down once more and literally, against a run of the suites."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from ood_toolkit.benchmarks.runner import Runner, Settings
 from ood_toolkit.extract import Extractor
 from ood_toolkit.models import Classifier, LoadedClassifier
 from ood_toolkit.models.transforms import ImageTransform
+from tests.benchmarks.official_rules import aurra, average_precision, fpr_at_95, pairs_won, rms
 from tests.benchmarks.tiny import Pooled, photograph, to_tensor
 from tests.datasets.official import as_shards, as_tar
 
@@ -111,48 +111,6 @@ def confidence_and_class(path: Path, classes: list[str], facts: dict[str, Any]) 
     exponentials = np.exp(kept - kept.max())
     softmax = exponentials / exponentials.sum()
     return float(softmax.max()), int(softmax.argmax())
-
-
-def rms(confidence: np.ndarray, correct: np.ndarray, *, drop_last: bool) -> float:
-    order = np.argsort(confidence)
-    confidence, correct = confidence[order], correct[order]
-    count = len(confidence) // 100
-    edges = [[100 * b, 100 * (b + 1)] for b in range(count)]
-    edges[-1][1] = len(confidence)
-    total = 0.0
-    for start, end in edges[:-1] if drop_last else edges:
-        gap = confidence[start:end].mean() - correct[start:end].mean()
-        total += (end - start) / len(confidence) * gap**2
-    return math.sqrt(total)
-
-
-def aurra(confidence: np.ndarray, correct: np.ndarray) -> float:
-    ranked = correct[np.argsort(-confidence)]
-    return float(np.mean([ranked[: k + 1].mean() for k in range(len(ranked))]))
-
-
-def average_precision(score: np.ndarray, positive: np.ndarray) -> float:
-    """Step-wise: the sum over positives of the precision where each is found, over their number."""
-    found = 0
-    total = 0.0
-    for rank, row in enumerate(np.argsort(-score), 1):
-        if positive[row]:
-            found += 1
-            total += found / rank
-    return total / positive.sum()
-
-
-def pairs_won(score: np.ndarray, positive: np.ndarray) -> float:
-    wins = [float(p > n) + 0.5 * float(p == n) for p in score[positive] for n in score[~positive]]
-    return float(np.mean(wins))
-
-
-def fpr_at_95(score: np.ndarray, positive: np.ndarray) -> float:
-    """False positives where the recall is nearest to 95%; the authors' script walks from the lowest score upwards."""
-    order = np.argsort(-score)
-    recall = (np.cumsum(positive[order]) / positive.sum())[::-1]
-    false = np.cumsum(~positive[order])[::-1]
-    return float(false[np.argmin(np.abs(recall - 0.95))] / (~positive).sum())
 
 
 def judged(paths: list[tuple[Path, str]], classes: list[str], facts: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -88,6 +88,15 @@ def test_a_set_can_be_fetched_or_says_what_to_do(name: str):
         assert archive.md5 or archive.sha256
 
 
+def test_the_page_on_data_has_a_row_for_every_set_with_its_number_of_images():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    rows = {cells[1]: cells for line in page.splitlines() if len(cells := [c.strip() for c in line.split("|")]) == 7}
+    for name, known in catalogue().items():
+        assert rows[name][2] == known.use, name
+        assert known.images is None or rows[name][3] == f"{known.images:,}", name
+        assert ("`data get`" in rows[name][4]) == known.fetchable, name
+
+
 def test_the_faults_that_move_numbers_are_named():
     assert "one in five" in " ".join(entry("imagenet-o").faults)
     assert "bubbly and cobwebbed" in " ".join(entry("textures").faults)
