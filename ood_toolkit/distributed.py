@@ -43,9 +43,11 @@ class FailedElsewhere(RuntimeError):
 
 @dataclass
 class _Link:
-    """The connections of a joined process."""
+    """The connections of a joined process, and its threads: while all ranks work, and while rank 0 works alone."""
 
     store: Any
+    together: int
+    alone: int
     nccl: Any = None
     calls: int = 0
     looked: float = field(default_factory=time.monotonic)
@@ -115,7 +117,8 @@ class World:
     def first(self, do: Callable[[], T]) -> T:
         """`each`, with rank 0 before the others: what it downloads, they find."""
         found: list[T] = []
-        self.told(lambda: found.append(do()))
+        with self._sharing_cores():
+            self.told(lambda: found.append(do()))
         return self.each(lambda: found[0] if self.main else do())
 
     def each(self, do: Callable[[], T]) -> T:
@@ -130,7 +133,8 @@ class World:
         self._link.calls += 1
         value, mine = None, None
         try:
-            value = do()
+            with self._sharing_cores():
+                value = do()
         except PeerLost:
             raise
         except Exception as error:
@@ -177,6 +181,17 @@ class World:
             dist.all_reduce(total)
             return total.to(value.device)
 
+    @contextmanager
+    def _sharing_cores(self) -> Iterator[None]:
+        if self._link is None:
+            yield
+            return
+        torch.set_num_threads(self._link.together)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self._link.alone)
+
     def share(self, rows: int) -> slice:
         """This rank's part of so many rows: neighbouring rows, the ranks in order."""
         return slice(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
@@ -207,11 +222,11 @@ def joined(*, cuda: bool = True) -> Iterator[World]:
     )
     from torch.distributed.rendezvous import rendezvous
 
-    _use_threads(local_size)
     store, _, _ = next(rendezvous("env://", rank, size, timeout=_PATIENCE))
     named = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=named("gloo", store), rank=rank, world_size=size, timeout=_PATIENCE)
-    link = _Link(named("ood", store))
+    link = _Link(named("ood", store), *_threads(rank, local_size))
+    torch.set_num_threads(link.alone)
     world = World(rank, size, local_rank, local_size, link)
     has_gpu = cuda and dist.is_nccl_available() and local_size <= torch.cuda.device_count()
     if all(world.gather(has_gpu)):
@@ -281,14 +296,17 @@ def unpacked(data: bytes, device: str) -> Any:
     return torch.load(io.BytesIO(data), map_location=device, weights_only=False)
 
 
-def _use_threads(local_size: int) -> None:
-    """Shares the cores among the ranks of this machine, unless the user has said how many threads to use.
+def _threads(rank: int, local_size: int) -> tuple[int, int]:
+    """Threads of this rank while all work, its share of the cores, and while rank 0 works alone, when it has all.
 
-    torchrun itself sets OMP_NUM_THREADS to 1 where nothing was said, so 1 counts as nothing.
+    What the user has said with OMP_NUM_THREADS stands. torchrun itself sets it to 1 where nothing was said, so 1
+    counts as nothing.
     """
-    if os.environ.get("OMP_NUM_THREADS", "1") == "1":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // local_size))
+    if os.environ.get("OMP_NUM_THREADS", "1") != "1":
+        return torch.get_num_threads(), torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    together = max(1, cores // local_size)
+    return together, cores if rank == 0 else together
 
 
 @contextmanager

@@ -24,16 +24,16 @@ from ood_toolkit.distributed import World, joined
 def network() -> tuple[nn.Module, Any]:
     """A factory for `ranks_program:network`: four classes of brightness, 60, 90, 120 and 150 of 255."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+    filters, head = nn.Conv2d(3, 6, 3, bias=False), nn.Linear(6, 4)
     centres = (60 + 30 * torch.arange(4)) / 255
     with torch.no_grad():
-        model[0].weight -= model[0].weight.mean(dim=(2, 3), keepdim=True)
-        model[0].weight *= 8  # three features of contrast
-        model[0].weight[:3] = torch.eye(3)[:, :, None, None] / 9  # and the brightness of each colour
-        model[0].bias.zero_()
-        model[4].weight[:] *= 6
-        model[4].weight[:, :3] = 12 * centres[:, None]
-        model[4].bias[:] = -18 * centres.square()
+        # three features of contrast, after the brightness of each colour
+        filters.weight.sub_(filters.weight.mean(dim=(2, 3), keepdim=True)).mul_(8)
+        filters.weight[:3] = torch.eye(3)[:, :, None, None] / 9
+        head.weight.mul_(6)
+        head.weight[:, :3] = 12 * centres[:, None]
+        head.bias[:] = -18 * centres.square()
+    model = nn.Sequential(filters, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
     return model, as_it_is
 
 
@@ -121,6 +121,7 @@ def exchanges(place: str) -> None:
         rank = world.rank
         saw["ranks"] = [world.rank, world.size, world.local_rank, world.local_size]
         saw["gathered"] = world.gather(f"rank {rank}")
+        saw["threads"] = [world.each(torch.get_num_threads), torch.get_num_threads()]
         saw["told"] = world.told(lambda: f"from {rank}")
         values = [torch.full((3,), rank / 7, dtype=torch.float64), torch.tensor([rank, 2**53])]
         saw["sums"] = [value.tolist() for value in world.sum(values)]

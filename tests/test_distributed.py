@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -41,12 +42,20 @@ def launch(ranks: int, *arguments: object, **env: str) -> Launch:
     words = [sys.executable]
     if ranks > 1:
         words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    surroundings = {k: v for k, v in os.environ.items() if not k.startswith(("OOD_", "TORCHELASTIC_"))}
-    surroundings |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), **env}
     done = subprocess.run(
-        [*words, str(PROGRAM), *map(str, arguments)], env=surroundings, capture_output=True, text=True, timeout=300
+        [*words, str(PROGRAM), *map(str, arguments)],
+        env=surroundings(**env),
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     return Launch(done.returncode, done.stdout, done.stderr)
+
+
+def surroundings(**env: str) -> dict[str, str]:
+    """The environment of a launch: nothing of an outer one."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OOD_", "TORCHELASTIC_"))}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), **env}
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +72,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def bench(photos: Path, place: Path, detectors: str, ranks: int, *more: str, **env: str) -> Launch:
+def choices(photos: Path, place: Path, detectors: str) -> list[object]:
     words = ["--suite", "folders", "--model", "ranks_program:network", "--detectors", detectors]
     words += ["--id", photos / "known", "--ood", f"strange={photos / 'strange'}", "--fit-fraction", "0.5"]
     words += ["--calibrators", "temperature", "--ensemble", "none", "--resamples", 20, "--workers", 0]
-    return launch(ranks, "bench", *words, "--out", place / "run", "--cache", place / "cache", *more, **env)
+    return [*words, "--out", place / "run", "--cache", place / "cache"]
+
+
+def bench(photos: Path, place: Path, detectors: str, ranks: int, *more: str, **env: str) -> Launch:
+    return launch(ranks, "bench", *choices(photos, place, detectors), *more, **env)
 
 
 def same(one: Path, other: Path) -> None:
@@ -113,6 +126,30 @@ def test_several_ranks_give_the_records_and_scores_of_one_process(
     assert facts["ranks"] == ranks
     assert list(facts["unreadable"]["id"]) == ["b/7.png"]
     assert {file.name for file in tmp_path.iterdir()} == {"run", "cache"}  # no other rank left a folder
+
+
+@pytest.mark.slow
+def test_two_machines_that_share_a_folder_give_what_one_gives(photos: Path, tmp_path: Path, alone: tuple[Path, Launch]):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    machine = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--master-port", port]
+    words = [PROGRAM, "bench", *choices(photos, tmp_path, DETECTORS)]
+    started = [
+        subprocess.Popen(
+            [*map(str, machine), f"--node-rank={node}", *map(str, words)],
+            env=surroundings(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in (0, 1)
+    ]
+    (out, err), (silence, _) = (machine.communicate(timeout=300) for machine in started)
+    assert [machine.returncode for machine in started] == [0, 0], err
+    assert out == alone[1].out
+    assert not silence
+    same(alone[0], tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -174,8 +211,10 @@ def test_ranks_speak_to_each_other_and_fail_together(tmp_path: Path):
     done = launch(3, "exchanges", tmp_path)
     assert done.code == 0, done.err
     saw = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    cores = len(os.sched_getaffinity(0))
     for rank, seen in enumerate(saw):
         assert seen["ranks"] == [rank, 3, rank, 3]
+        assert seen["threads"] == [max(1, cores // 3), max(1, cores // 3) if rank else cores]
         assert seen["gathered"] == ["rank 0", "rank 1", "rank 2"]
         assert seen["told"] == "from 0"
         assert seen["sums"] == [pytest.approx([3 / 7] * 3, rel=1e-15), [3, 3 * 2**53]]
