@@ -178,8 +178,7 @@ class Outputs:
         """
         columns = {"logits": logits, "features": features, **{_TAP + name: tap for name, tap in (taps or {}).items()}}
         fields = {name: Column(column) for name, column in columns.items()}
-        dtype = full_precision(logits[:0]).dtype
-        reading = Reading(range(len(logits)), fields, logits.device, dtype, owner)
+        reading = Reading(range(len(logits)), fields, logits.device, full_precision(logits[:0]).dtype, owner)
         made = _Mapped.over(reading, labels=labels, head=head)
         made._check_shapes()
         return made
@@ -266,7 +265,7 @@ class Outputs:
         Args:
             calibrate: (rows, C) logits to (rows, C) calibrated ones, row by row.
         """
-        return Outputs.from_logits(calibrate(self.logits), self.labels)
+        return Outputs.from_logits(calibrate(full_precision(self.logits)), self.labels)
 
     def with_labels(self, labels: Int[Tensor, " N"]) -> "Outputs":
         """The same rows under other labels."""
@@ -354,9 +353,7 @@ class _Mapped(Outputs):
 
     def _field(self, name: str) -> Tensor:
         kept: dict[str, Tensor] = vars(self)["_read"]
-        if name in kept:
-            return kept[name]
-        found = self.reading.read(name)
+        found = kept[name] if name in kept else self.reading.read(name)
         if found.numel() <= _BATCH_NUMBERS:  # a block is read once, however often it is asked for
             kept[name] = found
         return found
@@ -393,10 +390,11 @@ class _Mapped(Outputs):
             index = torch.as_tensor(index)
             index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
         here = index if isinstance(index, slice) else index.to(self.labels.device)
-        labels = self.labels[here]
-        return _Mapped.over(self.reading.select(index), labels=labels, head=self.head)
+        return _Mapped.over(self.reading.select(index), labels=self.labels[here], head=self.head)
 
     def through(self, calibrate: Callable[[Tensor], Tensor]) -> Outputs:
+        if len(self) * self.classes <= _BATCH_NUMBERS:
+            return super().through(calibrate)  # once, and not for every sweep
         logits = self.reading.columns["logits"].then(calibrate)
         reading = self.reading.but(columns={"logits": logits, "features": logits})
         return _Mapped.over(reading, labels=self.labels, head=Head.identity(self.classes, self.head.weight))

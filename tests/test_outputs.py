@@ -232,6 +232,14 @@ def test_a_sweep_over_chosen_masked_calibrated_moved_rows_holds_one_block_at_a_t
     assert largest.numbers <= 1 << 10
 
 
+def test_half_precision_is_promoted_before_it_is_calibrated():
+    seen = outputs()
+    half = seen.logits.half()
+    mapped = Outputs.mapped(logits=half, features=seen.features.half(), labels=seen.labels, head=seen.head)
+    calibrated = mapped.through(lambda logits: (logits / 3).log_softmax(dim=1))
+    assert torch.equal(calibrated.logits, (half.float() / 3).log_softmax(dim=1))
+
+
 def test_batches_are_smaller_where_a_tap_is_wide(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outputs_module, "_BATCH_NUMBERS", 70 * 500)
     seen = outputs(rows=1000).with_taps({"wide": torch.zeros(1000, 10, 49)})

@@ -197,10 +197,9 @@ class Runner:
             return ""
         if self.suite.calibration is None:
             return "needs calibration data; give --calibrate or --calibrate-fraction"
-        train = parts[self.suite.calibration.name]
-        known = train.labels != UNKNOWN
+        train = labelled(parts[self.suite.calibration.name])
         try:
-            calibrator.fit(train.logits[known], train.labels[known])
+            calibrator.fit(train.logits, train.labels)
         except ValueError as error:
             self.settings.say(f"{calibrator.spec} left out: {error}")
             return str(error)
@@ -277,7 +276,7 @@ class Runner:
             problem = self._fit_calibrator(calibrator, parts)
             if problem:
                 return self._refuse(method, problem)
-            parts = {n: Outputs.from_logits(calibrator.log_probabilities(o.logits), o.labels) for n, o in parts.items()}
+            parts = {name: outputs.through(calibrator.log_probabilities) for name, outputs in parts.items()}
             origin = None
         if method.tuned:
             found = self._tune(method, detector, parts, place)
