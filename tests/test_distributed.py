@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from ranks_program import noise
+from test_docs_examples import FENCE, parsed
 from torch import Tensor
 
 from ood_toolkit.benchmarks import crew
@@ -331,6 +333,15 @@ def test_what_cannot_be_sent_is_summed_by_rank_0_alone(monkeypatch: pytest.Monke
 class _Count:
     def __call__(self, batches: Iterator[Outputs]) -> list[Tensor]:
         return [torch.tensor(sum(len(batch) for batch in batches))]
+
+
+def test_the_launches_that_the_documentation_shows_parse():
+    page = (HERE.parent / "docs" / "scale.md").read_text(encoding="utf-8")
+    text = "\n".join(body for _, body in FENCE.findall(page)).replace("\\\n", " ")
+    lines = re.findall(r"-m ood_toolkit (.*)", text)
+    assert len(lines) == 5
+    for line in lines:
+        assert parsed(f"ood-bench {line}")["cache"]
 
 
 @pytest.mark.gpu
