@@ -18,6 +18,16 @@ def random(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+def test_blocks_are_all_rows_in_order_and_none_is_above_the_bound(monkeypatch):
+    monkeypatch.setattr(stats, "_BLOCK_NUMBERS", 1000)
+    data = outputs(random(300, 4)).with_taps({"wide": random(300, 2, 3)})
+    parts = list(stats.blocks(data))
+    assert [len(part) for part in parts] == [66, 66, 66, 66, 36]  # 5 logits, 4 features and 6 numbers of the tap
+    assert torch.equal(torch.cat([part.features for part in parts]), data.features)
+    assert [len(part) for part in stats.blocks(data, 128)] == [128, 128, 44]
+    assert list(stats.blocks(data.rows(slice(0, 0)))) == []
+
+
 @pytest.mark.parametrize("k", [1, 3, 40, 200])
 @pytest.mark.parametrize("columns", [200, 517, 1029])
 def test_the_largest_entries_are_those_of_topk(k, columns):

@@ -90,3 +90,12 @@ def test_too_few_training_rows_for_the_principal_subspace_are_refused_or_halved(
     assert principal_dimension(None, 1280, 400) == 200  # with 512 every training row would have residual 0
     with pytest.raises(ValueError, match="dim must be below the 100 training rows"):
         principal_dimension(100, 1280, 100)
+
+
+@pytest.mark.parametrize("shape", [(5, 12), (12, 5), (7, 7)])
+def test_the_origin_is_the_shortest_feature_with_logits_nearest_to_zero(shape):
+    generator = torch.Generator().manual_seed(3)
+    head = Head(*(torch.randn(*size, generator=generator, dtype=torch.float64) for size in (shape, shape[:1])))
+    expected = torch.linalg.lstsq(head.weight, -head.bias.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+    torch.testing.assert_close(origin(head), expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(origin(head, cutoff=1e-15), expected, rtol=1e-8, atol=1e-10)
