@@ -250,7 +250,7 @@ def _suite_name(choices: Choices) -> tuple[str, str]:
 
 
 def _compare(folder: RunFolder, models: Sequence[LoadedClassifier], say: Callable[[str], None]) -> None:
-    """Says what others report of the same models, and adds the means over sets that OpenOOD and MOS print."""
+    """Says what others report of the same models, and adds the means over sets that OpenOOD prints."""
     folder.add(near_far(folder.records))
     sizes = {model.spec: model.input_size[1] for model in models}
     lines, warnings = reference_lines(folder.records, sizes)

@@ -16,7 +16,6 @@ from ood_toolkit.benchmarks.imagenet import (
     learned,
     validation,
 )
-from ood_toolkit.benchmarks.mos import MOS, MOS_SETS
 from ood_toolkit.benchmarks.suite import Part, Suite, Task
 from ood_toolkit.datasets import ImageSet, SubsetImages
 from ood_toolkit.datasets.catalogue import entry
@@ -27,8 +26,6 @@ NEAR = ("ssb-hard", "ninco")
 FAR = ("inaturalist", "textures", "openimage-o")
 GROUPS = {"near-ood": NEAR, "far-ood": FAR}
 """Row of means → the sets it averages."""
-_MEANS = {"openood-imagenet": GROUPS, MOS: {"mos-mean": MOS_SETS}}
-"""The same by suite."""
 _LISTS = "benchmark_imglist/imagenet"
 _LEADERBOARD = "openood-1.5"
 
@@ -85,28 +82,18 @@ def openood_suite(root: Path, *, learning: Learning | None = None) -> Suite:
 
 
 def near_far(records: Iterable[Record]) -> list[Record]:
-    """Means over the near and the far sets, or over MOS's four: one record per method and metric and group of sets.
-
-    A group counts only where each of its sets has a record.
+    """Means over the near and the far sets, one record per method and metric, where every set of the group has one.
 
     Intervals are left out: the sets share their ID images, so their intervals cannot be averaged.
     """
     groups: dict[tuple[str, ...], dict[str, Record]] = {}
     for record in records:
-        if record.suite in _MEANS and record.task == "anomaly":
-            key = (
-                record.suite,
-                record.model,
-                record.method,
-                record.calibrator,
-                record.metric,
-                record.transform,
-                record.run,
-            )
+        if record.suite == "openood-imagenet" and record.task == "anomaly":
+            key = (record.model, record.method, record.calibrator, record.metric, record.transform, record.run)
             groups.setdefault(key, {})[record.dataset] = record
     means = []
-    for key, by_set in groups.items():
-        for name, members in _MEANS[key[0]].items():
+    for by_set in groups.values():
+        for name, members in GROUPS.items():
             rows = [by_set[member] for member in members if member in by_set]
             values = [row.value for row in rows if row.value is not None]
             if len(rows) == len(members):

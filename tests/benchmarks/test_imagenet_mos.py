@@ -4,10 +4,7 @@ import pytest
 
 from ood_toolkit.benchmarks.imagenet import Learning
 from ood_toolkit.benchmarks.imagenet_suites import imagenet_suite
-from ood_toolkit.benchmarks.mos import MOS_SETS
-from ood_toolkit.benchmarks.openood import near_far
 from ood_toolkit.datasets.classes import validation_labels
-from ood_toolkit.records import Record
 
 
 def touch(path: Path) -> None:
@@ -54,21 +51,3 @@ def test_the_authors_list_chooses_from_a_larger_set(root: Path, monkeypatch: pyt
     (lists / "sun_selected_list.txt").write_text("b/badlands/sun_a.jpg 24\nx/y/sun_z.jpg 3\n")
     with pytest.raises(ValueError, match=r"sun_selected_list.txt names 2 images of sun, 1 of them are there"):
         imagenet_suite("mos-imagenet", root)
-
-
-def test_the_mean_over_the_four_sets_is_given_where_all_are_there():
-    rows = [
-        Record(
-            suite="mos-imagenet",
-            task="anomaly",
-            dataset=name,
-            model="m",
-            method="msp",
-            metric="auroc",
-            value=number / 10,
-        )
-        for number, name in enumerate(MOS_SETS, 5)
-    ]
-    (mean,) = near_far(rows)
-    assert (mean.dataset, mean.value) == ("mos-mean", pytest.approx(0.65))
-    assert near_far(rows[:3]) == []
