@@ -224,7 +224,7 @@ def _caption(
         "full-1000way": "All 1000 logits count, not the 200 of the published protocol.",
         "official+1000way": "The logits are cut to the set's 200 classes, and once more all 1000 count (1000-way).",
         "vim-1000way": "All 1000 logits and all validation images count, as in the ViM paper, which squashes images to "
-        "the model's size (--transform squash) and gives FPR at 95% of ID accepted (FPR95-ID).",
+        "the model's size (--transform squash); FPR95-ID is FPR at 95% of ID accepted.",
     }
     sentences = [f"Protocol {protocol}: {logits[protocol]}"]
     if "imagenet-a" in scored or "imagenet-a+clean" in scored:
@@ -238,10 +238,11 @@ def _caption(
     if "imagenet-o" in scored:
         inside = len(parts.clean_rows(set(range(CLASSES)) if whole else _classes(["imagenet-o"])))
         outside = len(parts.images.rows("imagenet-o"))
+        metric = "AUROC and FPR95-ID are the paper's metrics, AUPR is" if whole else "the published metric is AUPR"
         sentences.append(
-            f"ImageNet-O: {outside:,} OOD images (positive) against {inside:,} of {parts.source}; the published "
-            f"metric is AUPR by average precision (chance {outside / (outside + inside):.1%}). About one in five of "
-            "its images shows an ImageNet object after all."
+            f"ImageNet-O: {outside:,} OOD images (positive) against {inside:,} of {parts.source}; {metric} by average "
+            f"precision (chance {outside / (outside + inside):.1%}). About one in five of its images shows an ImageNet "
+            "object after all."
         )
     if deviations:
         sentences.append(f"Not the published protocol: {'; '.join(deviations)}.")
