@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ood_toolkit.cli.allocation import keep_freed_memory
 from ood_toolkit.cli.interrupted import interruptible
 from ood_toolkit.cli.progress import progress_bars
 
@@ -166,6 +167,7 @@ def bench(
 
         typer.echo(listing(wide=sys.stdout.isatty()))
         return
+    keep_freed_memory()
     from ood_toolkit.benchmarks.choices import Choices, default_cache
     from ood_toolkit.benchmarks.launch import launch
 

@@ -178,7 +178,7 @@ class Classifier(nn.Module):
         if not self._checked:
             self.check(images[:2].detach())
         layer = None if self.head_name == LOGITS else self.layer
-        with torch.enable_grad(), _frozen_but(layer, self.model):
+        with torch.enable_grad(), _for_gradients(layer, self.model):
             return self._outputs(images, None)
 
     def check(self, images: Images) -> None:
@@ -357,17 +357,22 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _frozen_but(layer: nn.Module | None, model: nn.Module) -> Iterator[None]:
-    """All parameters frozen but the layer's: a backward pass then computes nothing for them (a tenth less time)."""
+def _for_gradients(layer: nn.Module | None, model: nn.Module) -> Iterator[None]:
+    """All parameters frozen but the layer's, and no activation in place, whose input autograd would have to copy."""
     kept = {id(parameter) for parameter in layer.parameters()} if layer is not None else set()
     frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
+    activations: list[Any] = [module for module in model.modules() if getattr(module, "inplace", None) is True]
     try:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        for module in activations:
+            module.inplace = False
         yield
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
+        for module in activations:
+            module.inplace = True
 
 
 @contextmanager

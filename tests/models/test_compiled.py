@@ -14,7 +14,7 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(1)
-        blocks = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU()) for _ in range(4)]
+        blocks = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(inplace=True)) for _ in range(4)]
         self.layers = nn.ModuleList(blocks)
         self.head = nn.Linear(3, 4)
         for parameter in self.parameters():
@@ -95,6 +95,7 @@ def test_the_body_gets_no_gradient_and_is_thawed_afterwards():
     found = torch.autograd.grad(logits.sum(), [images, weight, classifier.model.layers[1][0].weight], allow_unused=True)  # pyright: ignore
     assert [gradient is not None for gradient in found] == [True, True, False]
     assert {name: p.requires_grad for name, p in classifier.model.named_parameters()} == before
+    assert all(layer[1].inplace for layer in classifier.model.layers)  # pyright: ignore
 
 
 @pytest.mark.slow

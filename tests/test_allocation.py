@@ -1,0 +1,33 @@
+"""Freed memory is kept for the next tensor."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys, torch
+from ood_toolkit.cli.allocation import keep_freed_memory
+kept = keep_freed_memory() if sys.argv[1] == "keep" else False
+torch.set_num_threads(1)
+for _ in range(3):
+    torch.ones(20_000_000).add_(1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    torch.ones(20_000_000).add_(1)
+print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(word: str) -> tuple[bool, int]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, word], capture_output=True, text=True, check=True)
+    kept, count = map(int, done.stdout.split())
+    return bool(kept), count
+
+
+def test_a_large_tensor_after_another_needs_no_new_pages():
+    kept, count = faults("keep")
+    if not kept:
+        pytest.skip("no glibc here")
+    assert count < 1000
+    assert faults("leave")[1] > 1000  # 80 MB are 20,000 pages, unless they are huge ones
