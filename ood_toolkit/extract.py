@@ -176,7 +176,8 @@ class Extractor:
         """
         pairs = [(job, images) for images in sets for job in jobs]
         stores = self.world.each(lambda: [self._store(job, images) for job, images in pairs])
-        self._require_same(stores, [images.name for _, images in pairs])
+        keys = self.world.gather([store.path.name for store in stores])
+        self.world.told(lambda: _require_same(keys, [images.name for _, images in pairs]))
         lacking = self.world.told(
             lambda: [self._lacking(store, job) for store, (job, _) in zip(stores, pairs, strict=True)]
         )
@@ -244,17 +245,6 @@ class Extractor:
                     )
                 target.store.seal(group)
 
-    def _require_same(self, stores: Sequence[Store], names: Sequence[str]) -> None:
-        """All ranks must have the same models, transforms and images: the keys of their stores say so."""
-        keys = self.world.gather([store.path.name for store in stores])
-        for rank, theirs in enumerate(keys):
-            for name, expected, key in zip(names, keys[0], theirs, strict=True):
-                if key != expected:
-                    raise ValueError(
-                        f"rank {rank} has another model, transform or copy of {name!r} than rank 0; use one shared "
-                        "folder, or copies with the same path and times (rsync -a), and weights from one file"
-                    )
-
     def seen(self, job: Job, images: ImageSet) -> Store:
         """The store of a model on a set, only to look at."""
         return Store.seen(self._place(job, images)[0], len(images))
@@ -279,6 +269,17 @@ class Extractor:
             identity["compiled"] = "True"
         key = hashlib.sha256(json.dumps([STORE_VERSION, identity], sort_keys=True).encode()).hexdigest()[:24]
         return self.cache / key, identity
+
+
+def _require_same(keys: Sequence[Sequence[str]], names: Sequence[str]) -> None:
+    """All ranks must have the same models, transforms and images: the keys of their stores say so."""
+    for rank, theirs in enumerate(keys):
+        for name, expected, key in zip(names, keys[0], theirs, strict=True):
+            if key != expected:
+                raise ValueError(
+                    f"rank {rank} has another model, transform or copy of {name!r} than rank 0; use one shared "
+                    "folder, or copies with the same path and times (rsync -a), and weights from one file"
+                )
 
 
 def _groups(job: Job, notes: Mapping[str, str]) -> dict[str, str | LiveDetector]:

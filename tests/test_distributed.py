@@ -181,6 +181,16 @@ def test_wrong_choices_end_all_ranks_in_one_line(photos: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_rank_with_other_weights_is_found_before_the_pass(photos: Path, tmp_path: Path):
+    done = bench(photos, tmp_path, "msp", 2, ODD_RANK="1")
+    assert done.code != 0
+    lines = [line for line in done.err.splitlines() if "ood-bench:" in line]
+    assert len(lines) == 1
+    assert "rank 1 has another model, transform or copy of 'id' than rank 0" in lines[0]
+    assert not list(tmp_path.glob("cache/*/*.bin"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_run_in_words(photos: Path, tmp_path: Path, victim: int):
     done = bench(photos, tmp_path, "msp", 2, KILL=f"{victim}:3")

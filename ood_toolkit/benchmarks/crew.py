@@ -4,7 +4,7 @@ A rank that only follows holds the models and the stores, but makes no decision,
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -67,8 +67,11 @@ class Crew:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or (issubclass(kind, Exception) and not issubclass(kind, PeerLost)):
+        if kind is None:
             self.world.told(lambda: None)
+        elif issubclass(kind, Exception) and not issubclass(kind, PeerLost):
+            with suppress(PeerLost):  # the first error is the one to show
+                self.world.told(lambda: None)
 
     def tell(self, order: Order) -> None:
         """Gives an order; rank 0 then does the same itself."""
