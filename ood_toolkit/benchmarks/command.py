@@ -121,6 +121,7 @@ def plan(choices: Choices, *, progress: Progress = silent) -> Plan:
 
 
 def _planned(choices: Choices, progress: Progress, world: World) -> _Plan:
+    torch.manual_seed(choices.seed)  # weights that are drawn (--no-pretrained) are the same on all ranks, and next time
     name, hint = _suite_name(choices)
     require_zero_shot(choices)
     methods = [_absent(method, choices.absent_classes) for method in parse_detectors(choices.detectors)]
