@@ -145,7 +145,7 @@ def _line(views: Views, model: str, dataset: str, options: TableOptions) -> tupl
     drop = _cell(drops.get(dataset) or drops.get(rest), options)
     return (
         *(_cell(of_model[dataset, mask][key], options) for mask in masks for key in ("top1", "top5")),
-        replace(drop, marks=("a",)) if rest in drops else drop,
+        *([replace(drop, marks=("a",)) if rest in drops else drop] if views["drop"] else []),
         _cell(wrong.get("mean"), options),
         _cell(wrong.get("at_least", {}).get(_SURE), options),
     )
@@ -160,9 +160,10 @@ def _columns(views: Views) -> tuple[Header, ...]:
         for mask in masks
         for label in ("Acc@1", "Acc@5")
     ]
+    lost = Header(label="drop", group=f"Loss from {_clean(views)}{named}", arrow="↓", about=_ABOUT["drop"])
     return (
         *accuracies,
-        Header(label="drop", group=f"Loss from {_clean(views) or 'clean'}{named}", arrow="↓", about=_ABOUT["drop"]),
+        *([lost] if views["drop"] else []),
         Header(label="mean", group=f"Confidence when wrong{named}", arrow="↓", about=_ABOUT["mean"]),
         Header(label=f"≥ {_SURE}", group=f"Confidence when wrong{named}", arrow="↓", about=_ABOUT["sure"]),
     )
@@ -231,7 +232,8 @@ _ABOUT = {
 
 
 def _conventions(views: Views, options: TableOptions) -> tuple[str, ...]:
-    parts = ["Drop: clean less this set's Acc@1; confidence when wrong: of the plain softmax"]
+    parts = ["Drop: clean less this set's Acc@1"] if views["drop"] else []
+    parts.append("Confidence when wrong: of the plain softmax")
     if options.intervals != "none" and views["level"]:
         parts.append(
             f"Intervals: {views['level']:.0%}, of shares by Wilson's score, of drops by Newcombe's, of means normal"

@@ -114,6 +114,13 @@ def test_the_drop_of_a_mixture_says_that_it_is_of_its_other_images():
     assert dict(table.notes) == {"a": "of its images that are not imagenet-a-clean's"}
 
 
+def test_without_a_clean_set_there_is_no_drop_to_show():
+    views = {**made_up(("m1",)), "drop": [], "human": None}
+    table = robustness_tables(views)[0]
+    assert [column.label for column in table.columns] == ["Acc@1", "Acc@5", "Acc@1", "Acc@5", "mean", "≥ 0.9"]
+    assert not any("Drop" in text for text in table.conventions)
+
+
 def test_the_matrix_has_the_base_rate_below_and_nothing_where_there_is_no_error():
     matrices = robustness_tables(made_up())[1:]
     assert [table.title for table in matrices] == [  # those without the mask are in the file alone
