@@ -39,8 +39,8 @@ def made_up(models: tuple[str, ...] = ("m1", "m2"), *, mixed: bool = False) -> d
     def place(number: int, part: int, view: int) -> dict[str, Any]:
         return {"model": models[number], "dataset": parts[part], "mask": (MASK, "")[view]}
 
-    shares = [[share(0.3 + a / 10 + b / 100) for b in range(len(models))] for a in range(len(models))]
-    shares[0][0] = None  # pyright: ignore[reportArgumentType]  # as for a model without an error
+    shares: list[list[Any]] = [[share(0.3 + a / 10 + b / 100) for b in range(len(models))] for a in range(len(models))]
+    shares[0][0] = None  # as for a model without an error
     return {
         "level": 0.95,
         "human": {"dataset": "imagenet-a", "accuracy": 0.9, "about": "humans are near 90%", "source": "a paper"},
