@@ -75,6 +75,7 @@ def moments(
     transform: Callable[[Tensor], Tensor] | None = None,
     groups: Callable[[Outputs], Tensor] | None = None,
     of: Callable[[Outputs], Tensor] = attrgetter("features"),
+    invertible: bool = True,
 ) -> Moments:
     """Moments of the labelled rows of `train`, in one sweep; memory does not grow with the number of rows.
 
@@ -85,6 +86,9 @@ def moments(
         transform: what to do to the features first, e.g. `l2_normalise`; the identity by default.
         groups: the class of each row, (N,) integers; by default its label. Rows with a negative group are left out.
         of: the values of a batch, (rows, D); its features by default.
+        invertible: products in float64, so that the smallest variances are right too. False takes the dtype of the
+            rows, which is twice as fast in float32 and off by about 1e-8 of the largest variance: enough for
+            principal axes.
 
     Ranks can share what survives pickling: named functions, bound methods, `functools.partial`; no lambda.
     """
@@ -93,7 +97,7 @@ def moments(
     # sums about a nearby point: raw second moments would cancel
     near, _ = _counted(train.rows(slice(0, _SHIFT_ROWS)), transform, groups, of)
     shift = near.mean(dim=0).double() if len(near) else near.new_zeros(near.shape[1]).double()
-    counts, sums, scatter = summed(_MomentSums(train.classes, shift, transform, groups, of), train)
+    counts, sums, scatter = summed(_MomentSums(train.classes, shift, transform, groups, of, invertible), train)
     total_rows = int(counts.sum())
     if total_rows == 0:
         raise ValueError("fitting needs labelled training rows, but there are none")
@@ -120,17 +124,18 @@ class _MomentSums:
     transform: Callable[[Tensor], Tensor] | None
     groups: Callable[[Outputs], Tensor] | None
     of: Callable[[Outputs], Tensor]
+    invertible: bool
 
     def __call__(self, batches: Iterator[Outputs]) -> list[Tensor]:
         width = len(self.shift)
         counts = torch.zeros(self.classes, dtype=torch.int64, device=self.shift.device)
         sums, scatter = self.shift.new_zeros(self.classes, width), self.shift.new_zeros(width, width)
-        for batch in batches:
-            rows, group = _counted(batch, self.transform, self.groups, self.of)
-            rows = rows - self.shift  # float64, because `shift` is
+        for block in (block for batch in batches for block in blocks(batch)):
+            rows, group = _counted(block, self.transform, self.groups, self.of)
+            centred = rows - self.shift  # float64, because `shift` is
             counts += torch.bincount(group, minlength=self.classes)
-            sums.index_add_(0, group, rows)
-            _add_upper_products(scatter, rows)
+            sums.index_add_(0, group, centred)
+            _add_upper_products(scatter, centred if self.invertible else centred.to(rows))
         return [counts, sums, scatter]
 
 
@@ -154,7 +159,11 @@ def _add_upper_products(scatter: Float[Tensor, "D D"], rows: Float[Tensor, "N D"
     step = -(-rows.shape[1] // 8)
     for start in range(0, rows.shape[1], step):
         stop = start + step
-        scatter[:stop, start:stop].addmm_(rows[:, :stop].T, rows[:, start:stop])
+        part = scatter[:stop, start:stop]
+        if rows.dtype == scatter.dtype:
+            part.addmm_(rows[:, :stop].T, rows[:, start:stop])
+        else:
+            part.add_(rows[:, :stop].T @ rows[:, start:stop])
 
 
 def one_group(outputs: Outputs) -> Int[Tensor, " N"]:

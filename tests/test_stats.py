@@ -18,6 +18,16 @@ def random(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-6), (torch.float64, 0.0)])
+def test_the_faster_moments_differ_by_the_rounding_of_the_rows_alone(dtype, rounding):
+    rows = outputs(5 + random(3000, 9, dtype=dtype) * torch.logspace(0, -2, 9, dtype=dtype))
+    exact, fast = stats.moments(rows), stats.moments(rows, invertible=False)
+    largest = float(exact.total.diagonal().max())
+    assert float((exact.total - fast.total).abs().max()) <= rounding * largest
+    assert float((exact.within - fast.within).abs().max()) <= rounding * largest
+    assert torch.equal(exact.class_means, fast.class_means)
+
+
 def test_blocks_are_all_rows_in_order_and_none_is_above_the_bound(monkeypatch):
     monkeypatch.setattr(stats, "_BLOCK_NUMBERS", 1000)
     data = outputs(random(300, 4)).with_taps({"wide": random(300, 2, 3)})
