@@ -60,14 +60,17 @@ def pixels(image: object) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
+def made_up(name: str, count: int) -> np.ndarray:
+    return np.random.default_rng(len(name)).integers(0, 256, (count, 6, 6, 3), dtype=np.uint8)
+
+
 def extract(cache: Path, name: str, seed: int = 0, count: int = 21) -> int:
     """Fills the store of a set; returns how many images went through the model."""
-    noise = np.random.default_rng(len(name)).integers(0, 256, (count, 6, 6, 3), dtype=np.uint8)
     model = Small(seed)
     classifier = Classifier(model)
     classifier.check(torch.zeros(2, 3, 6, 6))
     model.seen = 0
-    images = ArrayImages(noise, name=name)
+    images = ArrayImages(made_up(name, count), name=name)
     Extractor(cache).extract(classifier, pixels, "as they are", images, name=f"made:{seed}")
     return model.seen
 
@@ -298,3 +301,54 @@ def test_outputs_keep_their_store_from_being_removed(tmp_path: Path, command: Co
     assert part.logits.isfinite().all()
     del part
     assert "1 stores removed" in command("prune", "--older-than", "0m", "--yes")[1]
+
+
+EXTRACT = """
+import sys
+from pathlib import Path
+import torch
+from ood_toolkit import store
+from ood_toolkit.datasets import ArrayImages
+from ood_toolkit.extract import Extractor
+from ood_toolkit.models import Classifier
+sys.path.insert(0, sys.argv[2])
+from test_cli_cache import Small, made_up, pixels
+store.SHARD_ROWS = 16
+print("ready", flush=True)
+sys.stdin.readline()
+# batches of other sizes round otherwise: mixed shards would show in the checksums
+extractor = Extractor(Path(sys.argv[1]), batch_size=int(sys.argv[3]))
+done = extractor.extract(Classifier(Small(0)), pixels, "as they are", ArrayImages(made_up("birds", 500), name="birds"))
+assert len(done.outputs) == 500
+"""
+
+
+def test_two_processes_that_extract_one_set_at_once_leave_one_right_store(tmp_path: Path, command: Command):
+    users = [
+        subprocess.Popen(
+            [sys.executable, "-c", EXTRACT, str(tmp_path), str(Path(__file__).parent), str(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for size in (5, 7)
+    ]
+    for user in users:
+        assert user.stdout is not None
+        assert user.stdout.readline() == "ready\n"
+    for user in users:
+        assert user.stdin is not None
+        user.stdin.write("go\n")
+        user.stdin.flush()
+    for user in users:
+        user.communicate()
+    assert [user.returncode for user in users] == [0, 0]
+    assert command("verify")[0] == 0
+    (entry,) = [json.loads(line) for line in command("ls", "--json")[1].splitlines()]
+    assert entry["groups"] == {"outputs": {"whole": 32, "shards": 32}}
+    done = Extractor(tmp_path).extract(
+        Classifier(Small(0)), pixels, "as they are", ArrayImages(made_up("birds", 500), name="birds")
+    )
+    assert done.computed == 0
+    images = torch.stack([pixels(image) for image in made_up("birds", 500)])
+    assert torch.allclose(done.outputs.logits, Small(0)(images.float() / 255), atol=1e-5)
