@@ -187,7 +187,9 @@ class Extractor:
         ]
         self.world.each(lambda: self._compute(targets))
         self.world.told(lambda: self._seal(targets))
-        return [Filled(target.computed, target.seconds) for target in targets]
+        # as long as the slowest rank took
+        seconds = map(max, zip(*self.world.gather([target.seconds for target in targets]), strict=True))
+        return [Filled(target.computed, taken) for target, taken in zip(targets, seconds, strict=True)]
 
     def _lacking(self, store: Store, job: Job) -> tuple[dict[str, str], dict[int, list[str]]]:
         """What the store cannot give with the reason, and the groups it lacks by shard number."""

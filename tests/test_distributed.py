@@ -126,6 +126,9 @@ def test_several_ranks_give_the_records_and_scores_of_one_process(
     assert done.out == alone[1].out  # printed once
     facts = json.loads((tmp_path / "run/run.json").read_text())
     assert facts["ranks"] == ranks
+    rates = re.findall(r"in ([\d.]+) s \((\d+) images/s\)", done.err)
+    assert rates
+    assert all(int(rate) < 1e6 for _, rate in rates)  # the time is that of the rank that had the work
     assert list(facts["unreadable"]["id"]) == ["b/7.png"]
     assert {file.name for file in tmp_path.iterdir()} == {"run", "cache"}  # no other rank left a folder
 
