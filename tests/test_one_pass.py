@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ood_toolkit import store as store_module
 from ood_toolkit.batch_size import BatchSize
 from ood_toolkit.batches import Loading, Stretch
-from ood_toolkit.datasets import ArrayImages
+from ood_toolkit.datasets import ArrayImages, FolderImages
 from ood_toolkit.detectors import LiveDetector
 from ood_toolkit.extract import Extractor
 from ood_toolkit.models import Classifier
@@ -282,3 +282,20 @@ def test_a_gpu_gives_what_the_cpu_gives(tmp_path: Path):
     there = checked(Small().to("cuda"))
     on_gpu = Extractor(tmp_path / "gpu", batch_size=0, workers=2).extract(there, pixels, "t", images)
     assert torch.allclose(on_cpu.outputs.logits, on_gpu.outputs.logits, atol=1e-2)  # TF32 convolutions
+
+
+def test_a_large_jpeg_is_decoded_whole_because_draft_mode_changes_pixels(tmp_path: Path):
+    from PIL import Image
+
+    small = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    file = tmp_path / "large.jpg"
+    Image.fromarray(small).resize((1280, 960), Image.Resampling.BICUBIC).save(file, quality=92)
+    with Image.open(file) as image:
+        whole = np.asarray(image.convert("RGB"))
+    with Image.open(file) as image:
+        image.draft("RGB", (256, 256))
+        draft = image.convert("RGB")
+    assert draft.size != (1280, 960)
+    reduced = np.asarray(Image.fromarray(whole).resize((256, 192), Image.Resampling.BICUBIC)).astype(int)
+    assert abs(np.asarray(draft.resize((256, 192), Image.Resampling.BICUBIC)).astype(int) - reduced).max() > 2
+    assert np.array_equal(np.asarray(FolderImages(tmp_path).open(0)), whole)

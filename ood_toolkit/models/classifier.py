@@ -89,7 +89,7 @@ class Classifier(nn.Module):
                 self._taps[spec] = tap
         self._plan: TapPlan | None = None
         self._checked = False
-        self._fingerprint = ""
+        self._fingerprints: dict[tuple[object, ...], str] = {}
 
     @property
     def device(self) -> torch.device:
@@ -162,7 +162,8 @@ class Classifier(nn.Module):
             amp=self.amp,
             compiled=self.compiled,
         )
-        other._compiled = self._compiled
+        # hashing a gigabyte of weights takes a second, and every store asks
+        other._compiled, other._fingerprints = self._compiled, self._fingerprints
         other._checked = self._checked and not (other._taps or other._afterwards)
         return other
 
@@ -234,7 +235,8 @@ class Classifier(nn.Module):
 
         Computed once; make a new `Classifier` after changing the weights.
         """
-        if not self._fingerprint:
+        known = (self.taps, self.head_name == LOGITS)
+        if known not in self._fingerprints:
             digest = hashlib.sha256()
             facts = (type(self.model).__qualname__, str(self.model), self.mean, self.std, self.taps)
             digest.update(repr((facts, self.head_name == LOGITS)).encode())
@@ -242,8 +244,8 @@ class Classifier(nn.Module):
                 if isinstance(value, Tensor):
                     digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
                     digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+            self._fingerprints[known] = digest.hexdigest()
+        return self._fingerprints[known]
 
     def _outputs(self, images: Tensor, amp: torch.dtype | None) -> Outputs:
         """One pass with the head's input and the taps captured; gradients as the caller has set them."""
