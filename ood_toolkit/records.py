@@ -72,6 +72,10 @@ class Record:
             raise ValueError(f"{self.method}/{self.metric} has no value and no reason")
 
 
+GROUP_MEANS = ("near-ood", "far-ood")
+"""Data sets of records that are means over others: OpenOOD's two groups."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """How a metric is shown.

@@ -79,7 +79,10 @@ def bench(
     ] = None,
     pretrained: Annotated[bool, typer.Option(help="Load published weights where no checkpoint is given.")] = True,
     transform: Annotated[
-        str, typer.Option(help="own: each model's own; official: that of the ImageNet-A/O paper.")
+        str,
+        typer.Option(
+            help="own: each model's own; official: that of the ImageNet-A/O paper; squash: not cropped, as ViM."
+        ),
     ] = "own",
     head: Annotated[str, typer.Option(help="Module name of the head, or logits; found by itself by default.")] = "",
     classes: Annotated[
@@ -104,8 +107,13 @@ def bench(
     second_opinion: Annotated[
         str, typer.Option(help="open_clip:ARCH/TAG: its MCM score stands beside each model's detectors.")
     ] = "",
-    id_: Annotated[Path | None, typer.Option("--id", help="In-distribution images, one folder per class.")] = None,
-    ood: Annotated[list[str] | None, typer.Option(help="NAME=DIR of out-of-distribution images; repeatable.")] = None,
+    id_: Annotated[
+        Path | None,
+        typer.Option("--id", help="In-distribution images: a folder of class folders, a tar, shards, hub:OWNER/NAME."),
+    ] = None,
+    ood: Annotated[
+        list[str] | None, typer.Option(help="NAME=PLACE of out-of-distribution images, as for --id; repeatable.")
+    ] = None,
     labels: Annotated[
         Path | None, typer.Option(help="File of image path and class for --id, instead of folders.")
     ] = None,
@@ -113,7 +121,7 @@ def bench(
     calibrate: Annotated[Path | None, typer.Option(help="Images that calibrators learn from.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; $OOD_DATA_ROOT by default.")] = None,
     protocol: Annotated[
-        str, typer.Option(help="official, full-1000way, official+1000way or vim-1000way, for ImageNet suites.")
+        str, typer.Option(help="official, full-1000way, official+1000way, masked or vim-1000way, for ImageNet suites.")
     ] = "official",
     learn: Annotated[
         str, typer.Option(help="What methods learn from on ImageNet suites: auto, train, v2, validation, none.")

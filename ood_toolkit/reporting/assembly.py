@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ood_toolkit.records import METRICS, Record
+from ood_toolkit.records import GROUP_MEANS, METRICS, Record
 from ood_toolkit.reporting.captions import caption, conventions
 from ood_toolkit.reporting.grid import Cell, Header, Table
 from ood_toolkit.reporting.merging import Column, Measurement, Row, merge
@@ -138,17 +138,23 @@ def _columns(cells: Cells, options: TableOptions) -> list[Column]:
     )
     if options.group_by == "dataset":
         return list(dict.fromkeys(replace(column, dataset="") for column in found))
-    sets = {column.dataset for column in found if column.task == "anomaly"}
+    sets = _averaged_sets(found)
     if options.average and len(sets) > 1:
         metrics = dict.fromkeys(column.metric for column in found if column.task == "anomaly")
         found += [Column(task="anomaly", dataset=AVERAGE, metric=metric) for metric in metrics]
     return found
 
 
+def _averaged_sets(columns: Sequence[Column]) -> set[str]:
+    """The OOD sets themselves, without what is a mean already."""
+    return {column.dataset for column in columns if column.task == "anomaly"} - {AVERAGE, *GROUP_MEANS}
+
+
 def _measure(cells: Cells, line: _Line, column: Column, columns: list[Column]) -> Measurement:
     if column.dataset != AVERAGE:
         return cells.get((line.row, line.at(column)), _ABSENT)
-    same = [c for c in columns if (c.task, c.metric) == (column.task, column.metric) and c.dataset != AVERAGE]
+    sets = _averaged_sets(columns)
+    same = [c for c in columns if (c.task, c.metric) == (column.task, column.metric) and c.dataset in sets]
     values = [cells.get((line.row, c), _ABSENT).value for c in same]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
@@ -174,8 +180,7 @@ def _row_header(line: _Line, cells: Cells, lines: list[_Line], notes: _Notes, op
 def _column_header(column: Column, columns: list[Column]) -> Header:
     group = _TASK_WORDS[column.task]
     if column.dataset == AVERAGE:
-        sets = {c.dataset for c in columns if c.task == "anomaly"} - {AVERAGE}
-        group = f"{group}: mean of {len(sets)}"
+        group = f"{group}: mean of {len(_averaged_sets(columns))}"
     elif column.dataset:
         group = f"{group}: {column.dataset}"
     metric = METRICS.get(column.metric)

@@ -229,3 +229,16 @@ def test_a_notebook_and_a_print_show_the_same_table(make_run: MakeRun) -> None:
     (table,) = tables(make_run(), what="calibrators")
     assert table._repr_html_() == render(make_run(), format="html", what="calibrators")
     assert str(table) == render(make_run(), format="text", what="calibrators")
+
+
+def test_an_average_does_not_count_means_of_groups_again(make_run: MakeRun) -> None:
+    records = make_run()
+    near = [
+        replace(r, dataset="near-ood", value=None if r.value is None else 0.0) for r in records if r.task == "anomaly"
+    ]
+    (alone,) = tables(records, what="detectors")
+    (table,) = tables([*records, *near], what="detectors")
+    column = "OOD: mean of 2 AUROC ↑"
+    shown, expected = looked_up([*records, *near], table), looked_up(records, alone)
+    assert {k: v for k, v in shown.items() if k[1] == column} == {k: v for k, v in expected.items() if k[1] == column}
+    assert "OOD: near-ood AUROC ↑" in {label for _, label in shown}
