@@ -137,7 +137,9 @@ class Extractor:
         for row, why in sorted(unreadable.items()):
             if self.strict:
                 raise ValueError(f"image {images.ids[row]!r} cannot be read: {why}")
-        kept = torch.tensor([row for row in range(len(images)) if row not in unreadable], dtype=torch.int64)
+        readable = torch.ones(len(images), dtype=torch.bool)
+        readable[list(unreadable)] = False
+        kept = readable.nonzero().flatten()
         if not len(kept):
             raise ValueError(f"none of the {len(images)} images of {images.name!r} can be read")
         columns = store.columns(OUTPUTS, described)
