@@ -14,11 +14,10 @@ _PAPER = (
 
 def gini_odds(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     """`(1 − g) / g` with g = Σ_c p_c² (the paper's discriminator D_α)."""
-    _, below, ties = relative_terms(logits)
-    others = below.sum(dim=-1) + ties.squeeze(-1)
-    squares = below.square().sum(dim=-1) + ties.squeeze(-1)
+    _, below, ties, others = relative_terms(logits)
+    squares = below.square().sum(dim=-1, keepdim=True) + ties
     # g = (1 + squares) / (1 + others)², and 1 − g, which would round, is Σ p (1 − p)
-    return (others * (2 + others) - squares) / (1 + squares)
+    return ((others * (2 + others) - squares) / (1 + squares)).squeeze(-1)
 
 
 def error_odds(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:

@@ -17,10 +17,10 @@ def entropy(log_probabilities: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
 
 def softmax_entropy(logits: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
     """The entropy of the softmax, in nats: `log Z + Σ_c p_c (z_max − z_c)`, all terms positive."""
-    shifted, below, ties = relative_terms(logits)
-    others = below.sum(dim=-1) + ties.squeeze(-1)
-    spread = below.mul(shifted.clamp_min(torch.finfo(shifted.dtype).min)).sum(dim=-1)  # 0 × −inf would be NaN
-    return others.log1p() - spread / (1 + others)
+    shifted, below, _, others = relative_terms(logits)
+    # 0 × −inf would be NaN
+    spread = shifted.clamp_min_(torch.finfo(shifted.dtype).min).mul_(below).sum(dim=-1, keepdim=True)
+    return (others.log1p() - spread / (1 + others)).squeeze(-1)
 
 
 class EntropyDetector(Detector):

@@ -11,9 +11,9 @@ from ood_toolkit.stats import largest_values
 
 def generalised_entropy(logits: Float[Tensor, "N C"], gamma: float, top: int) -> Float[Tensor, " N"]:
     """`Σ p_c^γ (1 − p_c)^γ` over the `top` largest probabilities (the paper's G_γ, negated)."""
-    shifted, below, ties = relative_terms(logits)
-    normaliser = (below.sum(dim=-1, keepdim=True) + ties).log1p()
-    logs = (largest_values(shifted, top) if top < shifted.shape[-1] else shifted) - normaliser
+    terms = relative_terms(logits)
+    shifted = largest_values(terms.shifted, top) if top < logits.shape[-1] else terms.shifted
+    logs = shifted - terms.others.log1p()
     # p^γ (1 − p)^γ by one exponential: powers take three times as long
     return (gamma * (logs + (-logs.expm1()).log())).exp().sum(dim=-1)
 

@@ -11,8 +11,8 @@ from ood_toolkit.stats import largest_entries
 
 def softmax_margin(logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     """`1 − (p₁ − p₂)` for the two most likely classes, without rounding where p₁ is almost 1."""
-    shifted, below, ties = relative_terms(logits)
-    top = largest_entries(shifted, 2)[0] - (below.sum(dim=-1, keepdim=True) + ties).log1p()
+    terms = relative_terms(logits)
+    top = largest_entries(terms.shifted, 2)[0] - terms.others.log1p()
     return top[..., 1].exp() - top[..., 0].expm1()
 
 

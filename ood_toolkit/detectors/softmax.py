@@ -1,6 +1,7 @@
 """What several logit detectors ask of the softmax: logarithms that do not round to 0, and means over classes."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -10,25 +11,35 @@ from ood_toolkit.outputs import Outputs
 from ood_toolkit.stats import blocks
 
 
-def relative_terms(
-    logits: Float[Tensor, "... C"],
-) -> tuple[Float[Tensor, "... C"], Float[Tensor, "... C"], Float[Tensor, "... 1"]]:
-    """Logits less the largest; their exponentials, 0 where they are 1 and so the largest; how many tie with that.
+class RelativeTerms(NamedTuple):
+    """The parts of a softmax relative to its largest term."""
 
-    The sum of such exponentials, and the ties, is the odds of all other classes against the largest: it keeps full
-    relative precision near 0, where the sum of all of them less 1 would round.
-    """
+    shifted: Float[Tensor, "... C"]
+    """Logits less the largest."""
+    below: Float[Tensor, "... C"]
+    """Their exponentials, 0 where they are 1 and so the largest."""
+    ties: Float[Tensor, "... 1"]
+    """How many more are the largest."""
+    others: Float[Tensor, "... 1"]
+    """The sum of `below` and the ties: the odds `(1 − p) / p` of all other classes against the largest, with full
+    relative precision near 0, where the sum of all terms less 1 would round."""
+
+
+def relative_terms(logits: Float[Tensor, "... C"]) -> RelativeTerms:
+    """What softmax scores are made of, in few passes over the numbers."""
     shifted = logits - logits.amax(dim=-1, keepdim=True)
     terms = shifted.exp()
-    below = terms.frac()  # what is 1 becomes 0; a scatter would need argmax, which takes as long as all else here
-    ties = (terms.sum(dim=-1, keepdim=True) - below.sum(dim=-1, keepdim=True)).round() - 1
-    return shifted, below, ties
+    total = terms.sum(dim=-1, keepdim=True)
+    # what is 1 becomes 0; a scatter would need argmax, which takes as long as all else here
+    below = terms.frac() if terms.requires_grad else terms.frac_()
+    rest = below.sum(dim=-1, keepdim=True)
+    ties = (total - rest).round() - 1
+    return RelativeTerms(shifted, below, ties, rest + ties)
 
 
 def odds_of_others(logits: Float[Tensor, "... C"]) -> Float[Tensor, "... 1"]:
     """`(1 − p) / p` of the largest probability p, without rounding near 0."""
-    _, below, ties = relative_terms(logits)
-    return below.sum(dim=-1, keepdim=True) + ties
+    return relative_terms(logits).others
 
 
 def log_probabilities(logits: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
@@ -37,8 +48,8 @@ def log_probabilities(logits: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
     There `torch.log_softmax` gives 0 from about 17 logit units on in float32; here it is `-log1p(sum of the others)`,
     so `expm1` of it is `p − 1` without rounding.
     """
-    shifted, below, ties = relative_terms(logits)
-    return shifted.sub_((below.sum(dim=-1, keepdim=True) + ties).log1p())
+    terms = relative_terms(logits)
+    return terms.shifted.sub_(terms.others.log1p())
 
 
 def small_batches(train: Outputs) -> Iterator[Outputs]:
