@@ -27,8 +27,13 @@ def smooth_ece(confidence: ArrayLike, correct: ArrayLike, *, resolution: float =
     """Smooth ECE: the absolute calibration residual after a reflected Gaussian kernel that sets its own width.
 
     `smECE_σ = ∫_0^1 |Σ_i K_σ(t, conf_i) (conf_i − correct_i)| / N dt` falls with σ, and the width is where the two
-    meet, `smECE_σ = σ` (Błasiok and Nakkiran, ICLR 2024, arXiv:2309.12236). Low is good, at most the ECE of one bin per
-    distinct confidence. Unlike a binned error it moves by little when the confidences do.
+    meet, `smECE_σ = σ` (Błasiok and Nakkiran, ICLR 2024, arXiv:2309.12236). The kernel is the Gaussian folded into
+    [0, 1], `K_σ(t, c) = Σ_k φ_σ(t − c + 2k) + φ_σ(t + c + 2k)`, so every row has mass 1, one at 0 or 1 too. Low is
+    good, at most the ECE of one bin per distinct confidence. Unlike a binned error it moves by little when the
+    confidences do.
+
+    Differs from relplot where confidences are exactly 0 or 1: it extends its grid by reflection without repeating the
+    end points, which halves the mass there.
 
     Args:
         confidence: shape (N,), in [0, 1].

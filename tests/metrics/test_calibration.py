@@ -130,6 +130,15 @@ def test_smooth_ece_is_the_integral_of_its_definition(pairs):
     assert value <= np.abs(confidence - correct).mean() + 1e-9
 
 
+@pytest.mark.parametrize("end", [0.0, 1.0])
+def test_smooth_ece_does_not_jump_at_the_ends_of_the_scale(end):
+    rng = np.random.default_rng(0)
+    confidence, correct = np.r_[np.full(400, end), rng.uniform(0.2, 0.9, 600)], rng.random(1000) < 0.6
+    inward = np.where(confidence == end, abs(end - 1e-7), confidence)
+    at_end, just_inside = m.smooth_ece(confidence, correct), m.smooth_ece(inward, correct)
+    assert at_end == pytest.approx(just_inside, abs=1e-6)
+
+
 @pytest.mark.parametrize("metric", [*TOP_LABEL, m.kernel_ece])
 def test_top_label_metrics_refuse_what_is_no_confidence(metric):
     with pytest.raises(ValueError, match="are these logits"):
