@@ -37,6 +37,10 @@ class PeerLost(RuntimeError):
     """Another rank died, or the launcher ends the run because one did."""
 
 
+class _Ended(BaseException):
+    """SIGTERM came. No `except Exception` on the way may take it for a broken image or the like."""
+
+
 class FailedElsewhere(RuntimeError):
     """What this rank did is in vain, because another failed; rank 0 raises the error itself."""
 
@@ -236,6 +240,8 @@ def joined(*, cuda: bool = True) -> Iterator[World]:
     try:
         yield world
         dist.destroy_process_group()
+    except _Ended:
+        raise PeerLost(f"the launcher ended this run, most likely because another rank died; {_GO_ON}") from None
     except PeerLost:
         raise  # taking the connections down would wait for the dead
     except Exception:
@@ -322,7 +328,7 @@ def _noticing_death() -> Iterator[None]:
 
 
 def _end(signum: int, frame: object) -> None:
-    raise PeerLost(f"the launcher ended this run, most likely because another rank died; {_GO_ON}")
+    raise _Ended
 
 
 def _portable(error: Exception, rank: int) -> Exception:

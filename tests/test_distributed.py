@@ -219,6 +219,8 @@ def test_after_a_killed_rank_only_the_shards_that_nobody_wrote_are_computed(
     whole = len(groups) * (13 + 3)  # shards of 100 and of 20 images
     assert len(kept) < whole
     same(alone[0], tmp_path / "run")
+    # the signal that ended the others was not taken for a broken image
+    assert list(json.loads((tmp_path / "run/run.json").read_text())["unreadable"]["id"]) == ["b/7.png"]
 
 
 @pytest.mark.slow

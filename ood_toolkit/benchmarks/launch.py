@@ -26,12 +26,19 @@ def launch(
         ValueError: on rank 0, whatever is wrong with the choices or the data, on any rank.
         PeerLost: another rank died; what was computed is kept.
     """
-    with joined(cuda=choices.device in ("auto", "cuda")) as world:
-        if world.main:
-            with bars() as progress:
-                return run(choices, say=say, progress=progress, world=world)
-        _follow_quietly(choices, world)
-        return None
+    rank = 0
+    try:
+        with joined(cuda=choices.device in ("auto", "cuda")) as world:
+            rank = world.rank
+            if world.main:
+                with bars() as progress:
+                    return run(choices, say=say, progress=progress, world=world)
+            _follow_quietly(choices, world)
+            return None
+    except PeerLost:
+        if rank > 1:  # rank 0 says it, or rank 1 where rank 0 is the one that died
+            raise SystemExit(1) from None
+        raise
 
 
 def _follow_quietly(choices: Choices, world: World) -> None:
@@ -43,8 +50,4 @@ def _follow_quietly(choices: Choices, world: World) -> None:
         if os.environ.get("OOD_DEBUG"):
             raise
     except KeyboardInterrupt:
-        raise SystemExit(1) from None
-    except PeerLost:
-        if world.rank == 1:
-            raise  # one voice, should rank 0 be the one that died
         raise SystemExit(1) from None
