@@ -13,6 +13,7 @@ except ImportError:  # Windows: nobody is known to use a store
 
 _PATIENCE = 10.0
 """Seconds to wait for whoever removes a store while we open it."""
+_A_DAY = 24 * 3600
 
 
 class Lease:
@@ -42,15 +43,7 @@ class Lease:
         except OSError:
             return True  # a cache that is only read, and that we cannot remove from either
         self._handle = handle
-        try:
-            if fcntl is not None:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
-            return False
-        except OSError:
-            pass  # a file system without locks
-        if not _same(handle, file):
+        if _locks(handle, alone=False) is False or not _same(handle, file):
             self.release()
             return False
         self.touch()
@@ -81,38 +74,38 @@ def exclusive(folder: Path) -> Iterator[bool]:
     file = folder / "lease"
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        yield _lock_alone(handle, file)
+        had = _locks(handle, alone=True)
+        yield time.time() - file.stat().st_mtime > _A_DAY if had is None else had and _same(handle, file)
     finally:
         os.close(handle)
-
-
-def _lock_alone(handle: int, file: Path) -> bool:
-    try:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return _same(handle, file)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a file system without locks
-    return time.time() - file.stat().st_mtime > 24 * 3600
 
 
 @contextmanager
 def locked(file: Path, number: int) -> Iterator[None]:
     """Keeps other processes out of the same number's block, where the file system has locks."""
     handle = None
-    try:
+    with suppress(OSError):  # without locks the journal, which is looked for first, is guard enough
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         if fcntl is not None:
             fcntl.lockf(handle, fcntl.LOCK_EX, 1, number)
-    except OSError:
-        pass  # the journal, which is looked for first, is guard enough
     try:
         yield
     finally:
         if handle is not None:
             os.close(handle)
+
+
+def _locks(handle: int, *, alone: bool) -> bool | None:
+    """Whether the file's lock could be had, shared or alone; None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def _same(handle: int, file: Path) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from ood_toolkit import lease
 from ood_toolkit import store as store_module
 from ood_toolkit.cli import app
 from ood_toolkit.datasets import ArrayImages
@@ -352,3 +353,15 @@ def test_two_processes_that_extract_one_set_at_once_leave_one_right_store(tmp_pa
     assert done.computed == 0
     images = torch.stack([pixels(image) for image in made_up("birds", 500)])
     assert torch.allclose(done.outputs.logits, Small(0)(images.float() / 255), atol=1e-5)
+
+
+def test_without_locks_a_store_counts_as_used_for_a_day(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    extract(tmp_path, "birds")
+    (store,) = stores(tmp_path).values()
+    monkeypatch.setattr(lease, "_locks", lambda handle, alone: None)
+    unused_for(store, 0.9 * DAY)
+    assert "is in use" in command("prune", "--older-than", "0m", "--yes")[1]
+    unused_for(store, 1.1 * DAY)
+    assert "1 stores removed" in command("prune", "--older-than", "0m", "--yes")[1]
