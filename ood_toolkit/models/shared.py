@@ -87,7 +87,7 @@ class _Through(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         """The graph's own gradients; it is kept for the next who asks."""
         leaf, outputs = ctx.graph
         sources = [(o, g) for o, g in zip((outputs.logits, outputs.features), gradients, strict=True) if g is not None]

@@ -62,7 +62,7 @@ def test_only_parts_without_a_watched_layer_are_compiled():
     with compiled.compiled_parts(model, watched, {}):
         found = [name for name, module in model.named_modules() if "_compiled_call_impl" in vars(module)]
     assert found == ["layers.0", "layers.1.0", "layers.2", "layers.3"]
-    model.layers[2][0].register_forward_hook(lambda *_: None)
+    model.get_submodule("layers.2.0").register_forward_hook(lambda *_: None)
     with compiled.compiled_parts(model, watched, {}):
         found = [name for name, module in model.named_modules() if "_compiled_call_impl" in vars(module)]
     assert found == ["layers.0", "layers.1.0", "layers.3"]
