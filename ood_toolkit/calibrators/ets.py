@@ -62,7 +62,7 @@ class ETSCalibrator(Calibrator):
 def _uniform(logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
     """The same probability for every class that can be; a logit of -inf says that one cannot."""
     possible = (~logits.isneginf()).to(logits.dtype)
-    return possible / possible.sum(dim=-1, keepdim=True)
+    return possible.div_(possible.sum(dim=-1, keepdim=True))
 
 
 def mixture_weights(likelihoods: Float[Tensor, "N K"]) -> Float[Tensor, " K"]:
