@@ -79,7 +79,8 @@ def recorded(detectors: int, id_scores: np.ndarray, errors: int, outliers: int) 
         Part(name, cast(ImageSet, SimpleNamespace(fingerprint=name, ids=ids)), rows=torch.arange(len(ids)))
         for name, ids in zip(sets, names, strict=True)
     ]
-    suite = Suite("simulated", "", [Task("misclassification", "id", parts[0]), Task("anomaly", "ood", parts[0], parts[1])])
+    tasks = [Task("misclassification", "id", parts[0]), Task("anomaly", "ood", parts[0], parts[1])]
+    suite = Suite("simulated", "", tasks)
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder), {})
         run.scores.ids = dict(zip(sets, names, strict=True))
