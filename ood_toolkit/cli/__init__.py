@@ -43,7 +43,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without arrows and dashes shows question marks
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="ood-bench")
         if code == INTERRUPTED:
             typer.echo("ood-bench: interrupted", err=True)
     except Exception as error:
