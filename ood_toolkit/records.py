@@ -74,6 +74,8 @@ class Record:
 
 GROUP_MEANS = ("near-ood", "far-ood")
 """Data sets of records that are means over others: OpenOOD's two groups."""
+ALL_CLASSES = " 1000-way"
+"""Ends the name of a data set that is scored once more, under all classes instead of a mask."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ood_toolkit.datasets import ImageSet, JoinedImages
 from ood_toolkit.datasets.catalogue import entry
 from ood_toolkit.datasets.classes import class_list
 from ood_toolkit.datasets.locate import find, how_to_get, open_set
+from ood_toolkit.records import ALL_CLASSES
 
 Protocol = Literal["official", "full-1000way", "official+1000way", "vim-1000way"]
 """official: 200 masked logits. full-1000way: the same images under all 1000 classes. official+1000way: both, side by
@@ -161,7 +162,7 @@ def _classes(scored: Sequence[str]) -> set[int]:
 def _tasks(scored: Sequence[str], parts: _Parts, protocol: Protocol) -> list[Task]:
     views = [("", True)] if protocol == "official" else [("", False)]
     if protocol == "official+1000way":
-        views = [("", True), (" 1000-way", False)]
+        views = [("", True), (ALL_CLASSES, False)]
     tasks = []
     for suffix, masked in views:
         mask_a = class_mask("imagenet-a") if masked else None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ood_toolkit.records import GROUP_MEANS, METRICS, Record
+from ood_toolkit.records import ALL_CLASSES, GROUP_MEANS, METRICS, Record
 from ood_toolkit.reporting.captions import caption, conventions
 from ood_toolkit.reporting.grid import Cell, Header, Table
 from ood_toolkit.reporting.merging import Column, Measurement, Row, merge
@@ -146,8 +146,9 @@ def _columns(cells: Cells, options: TableOptions) -> list[Column]:
 
 
 def _averaged_sets(columns: Sequence[Column]) -> set[str]:
-    """The OOD sets themselves, without what is a mean already."""
-    return {column.dataset for column in columns if column.task == "anomaly"} - {AVERAGE, *GROUP_MEANS}
+    """The OOD sets, each once: without what is a mean already, and without what comes again under all classes."""
+    sets = {column.dataset for column in columns if column.task == "anomaly"} - {AVERAGE, *GROUP_MEANS}
+    return sets - {f"{name}{ALL_CLASSES}" for name in sets}
 
 
 def _measure(cells: Cells, line: _Line, column: Column, columns: list[Column]) -> Measurement:

@@ -26,6 +26,7 @@ def caption(records: Sequence[Record], title: str, *, metrics: Sequence[str]) ->
     """
     parts = [
         _opening(records, title),
+        _deviation(records),
         _SUITES.get(records[0].suite, ""),
         *_sizes(records, metrics),
         *_fits(records),
@@ -60,6 +61,13 @@ def _opening(records: Sequence[Record], title: str) -> str:
     seeds = sorted({r.seed for r in records})
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds {_listed(map(str, seeds))}"
     return f"{title} on suite {records[0].suite}, protocol {protocols}, {names}, {over}"
+
+
+def _deviation(records: Sequence[Record]) -> str:
+    """Where a protocol's name ends in what suites add to it: that the numbers are not those of the published one."""
+    differ = _distinct(r.protocol for r in records if r.protocol.endswith(("-like", "-standin")))
+    where = "the caption in run.json, which the report shows, names what differs"
+    return f"Not the published protocol ({_listed(differ)}): {where}" if differ else ""
 
 
 def _sizes(records: Sequence[Record], metrics: Sequence[str]) -> list[str]:

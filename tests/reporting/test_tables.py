@@ -242,3 +242,35 @@ def test_an_average_does_not_count_means_of_groups_again(make_run: MakeRun) -> N
     shown, expected = looked_up([*records, *near], table), looked_up(records, alone)
     assert {k: v for k, v in shown.items() if k[1] == column} == {k: v for k, v in expected.items() if k[1] == column}
     assert "OOD: near-ood AUROC ↑" in {label for _, label in shown}
+
+
+def test_an_average_does_not_count_a_set_again_under_all_classes(make_run: MakeRun) -> None:
+    records = make_run()
+    again = [
+        replace(r, dataset="textures 1000-way", value=None if r.value is None else 0.0)
+        for r in records
+        if r.dataset == "textures"
+    ]
+    (alone,) = tables(records, what="detectors")
+    (table,) = tables([*records, *again], what="detectors")
+    column = "OOD: mean of 2 AUROC ↑"
+    shown, expected = looked_up([*records, *again], table), looked_up(records, alone)
+    assert {k: v for k, v in shown.items() if k[1] == column} == {k: v for k, v in expected.items() if k[1] == column}
+    assert "OOD: textures 1000-way AUROC ↑" in {label for _, label in shown}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "said"), [("official-like", True), ("official-standin", True), ("official", False)]
+)
+def test_a_caption_says_that_the_run_is_not_the_published_protocol(
+    make_run: MakeRun, protocol: str, said: bool
+) -> None:
+    for table in tables([replace(r, protocol=protocol) for r in make_run()]):
+        sentences = [s for s in table.caption if s.startswith("Not the published protocol")]
+        assert len(sentences) == said
+        assert not said or "run.json" in sentences[0]
+
+
+def test_an_unknown_table_is_refused_with_all_that_there_are(make_run: MakeRun) -> None:
+    with pytest.raises(ValueError, match="known: detectors, calibrators, robustness, classes, all"):
+        tables(make_run(), what="nope")  # pyright: ignore[reportArgumentType]
