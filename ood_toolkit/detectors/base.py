@@ -55,8 +55,17 @@ class Detector(Fitted, ABC):
     def forward(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """`score`, block by block, so that the memory does not grow with the number of rows."""
         scores, start = outputs.head.weight.new_zeros(0), 0
+        if missing := sorted(set(self.taps) - set(outputs.taps)):
+            raise ValueError(
+                f"{self.name} reads the tap {missing[0]!r}, but the outputs hold the taps {sorted(outputs.taps)}"
+            )
         for block in blocks(outputs, self.block_rows):
             part = self.score(block)
+            if part.shape != (len(block),):
+                raise ValueError(
+                    f"{type(self).__name__}.score should give one number per row, ({len(block)},), got "
+                    f"{tuple(part.shape)}"
+                )
             if not start:
                 scores = part.new_empty(len(outputs))
             scores[start : start + len(part)] = part
@@ -75,6 +84,11 @@ class Detector(Fitted, ABC):
         return GuardedClassifier(model, self, **settings)
 
 
+def as_pixels(images: Tensor) -> Float[Tensor, "N 3 H W"]:
+    """Images as floats in [0, 1], detached: uint8 is divided by 255."""
+    return images.detach() if images.is_floating_point() else images.float() / 255
+
+
 class Differentiable(Protocol):
     """What a live detector asks of a classifier. `ood_toolkit.models.Classifier` is one."""
 
@@ -90,7 +104,7 @@ class Differentiable(Protocol):
 class LiveDetector(Fitted, ABC):
     """A detector that must run the model itself (for gradients). The model is an argument, never kept.
 
-    Images are in pixel units, [0, 1]: the classifier owns the normalisation.
+    `score` gets images as floats in pixel units, [0, 1]: the classifier owns the normalisation.
     """
 
     family: ClassVar[Family] = "live"
@@ -109,8 +123,8 @@ class LiveDetector(Fitted, ABC):
         """(N,) scores: higher = more out-of-distribution. Leaves no hook, no gradient and no changed weight."""
 
     def forward(self, classifier: Differentiable, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, " N"]:
-        """The same as `score`."""
-        return self.score(classifier, images)
+        """`score` of the images as floats in [0, 1], whether they come so or as uint8."""
+        return self.score(classifier, as_pixels(images))
 
     def wrap(self, model: nn.Module, **settings: Any) -> "GuardedClassifier":
         """This detector and `model` as one module that classifies and says when not to believe it."""

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ood_toolkit.detectors.base import Differentiable, LiveDetector
+from ood_toolkit.detectors.base import Differentiable, LiveDetector, as_pixels
 
 
 def heated_one_minus_msp(logits: Float[Tensor, "N C"], temperature: float) -> Float[Tensor, " N"]:
@@ -16,11 +16,6 @@ def heated_one_minus_msp(logits: Float[Tensor, "N C"], temperature: float) -> Fl
     heated = (exact - exact.amax(dim=1, keepdim=True)) / temperature
     others = heated.exp().scatter(1, logits.argmax(dim=1, keepdim=True), 0.0).sum(dim=1)
     return others / (1 + others)
-
-
-def as_pixels(images: Tensor) -> Float[Tensor, "N 3 H W"]:
-    """Images as floats in [0, 1], detached: uint8 is divided by 255."""
-    return images.detach() if images.is_floating_point() else images.float() / 255
 
 
 def towards_prediction(

@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ood_toolkit.detectors.base import Differentiable, LiveDetector
+from ood_toolkit.detectors.base import Differentiable, LiveDetector, as_pixels
 from ood_toolkit.detectors.mahalanobis import whiten
-from ood_toolkit.detectors.odin import as_pixels
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.stats import moments, nearest_point, present_classes, whitening
 
