@@ -223,10 +223,13 @@ def extraction(options: argparse.Namespace) -> str:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
             command += ["-m", "ood_toolkit", "--suite", "folders", "--model", options.model, "--id", str(options.id)]
+            command += ["--labels", str(options.labels)] if options.labels else []
             command += ["--ood", f"other={options.ood}", "--detectors", "msp", "--calibrators", "none", "--resamples"]
             command += ["0", "--workers", "0", "--cache", f"{folder}/cache", "--out", f"{folder}/run"]
             started = time.perf_counter()
-            subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            if done.returncode:
+                raise SystemExit(done.stderr)
             seconds = time.perf_counter() - started
         lines.append(f"| {count} | {seconds:.1f} | {images / seconds:.0f} |")
         print(lines[-1], file=sys.stderr, flush=True)
@@ -275,6 +278,7 @@ def main() -> None:
     parser.add_argument("--processes", default="", help="numbers of processes of an extraction; needs --id and --ood")
     parser.add_argument("--model", default="demo:efficientnet_lite0")
     parser.add_argument("--id", type=Path)
+    parser.add_argument("--labels", type=Path, help="file of image path and class, where --id has no class folders")
     parser.add_argument("--ood", type=Path)
     parser.add_argument("--out", type=Path, help="Markdown file for the record; a figure beside it")
     parser.add_argument("--measure", nargs=3, metavar=("STORE", "SPEC", "ROWS"), help=argparse.SUPPRESS)
