@@ -236,3 +236,22 @@ def test_missing_fit_or_calibration_images_are_refused_before_the_first_image(
     assert "rel_u: needs calibration data, but this run has none; give --calibrate DIR" in held_out.err
     assert (fit.code, held_out.code) == (2, 2)
     assert not list((tmp_path / "cache").glob("*"))
+
+
+def other_weights() -> nn.Module:
+    model = network()
+    torch.nn.init.ones_(next(iter(model.parameters())))
+    return model
+
+
+def test_without_calibration_images_what_learns_from_them_says_which_option_gives_some(bench: Bench, photos: Path):
+    two = folders(photos, "--model", "test_cli_runs:other_weights", "--detectors", "msp", "--calibrate-fraction", 0)
+    result = bench(*two, "--ensemble", "mean_logit,pooled_temperature")
+    assert result.code == 0, result.err
+    remedy = (
+        "needs calibration data, but this run has none; give --calibrate DIR or a --calibrate-fraction above 0 "
+        "(folders), or --learn (ImageNet suites)"
+    )
+    assert f"pooled_temperature left out: {remedy}" in result.err
+    assert result.out.count(remedy) == 1  # one footnote, of the calibrator and of the ensemble
+    assert "call fit" not in result.err + result.out

@@ -1,6 +1,7 @@
 """What a detector lacks to be fitted, as far as labels say it: known before the first image goes through a model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ def lacking(method: Method, suite: Suite, mask: ClassMask | None, classes: int) 
         return ""
     part = suite.calibration if detector.held_out else suite.fit
     if part is None:
-        return _no_part("calibration" if detector.held_out else "fit")
+        return no_part("calibration" if detector.held_out else "fit")
     labels = _labels(part, mask, classes)
     rows = int((labels != UNKNOWN).sum())
     what = f"{part.name!r} ({len(part):,} images)"
@@ -79,7 +80,8 @@ def lacking(method: Method, suite: Suite, mask: ClassMask | None, classes: int) 
     return ""
 
 
-def _no_part(kind: str) -> str:
+def no_part(kind: Literal["calibration", "fit"]) -> str:
+    """That a run has no rows to learn from, with the options that give it some."""
     option, share = ("--calibrate", "--calibrate-fraction") if kind == "calibration" else ("--fit", "--fit-fraction")
     return (
         f"needs {kind} data, but this run has none; give {option} DIR or a {share} above 0 (folders), "

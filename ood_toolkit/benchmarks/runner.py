@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ood_toolkit.benchmarks.crew import Crew, Origin, labelled, outputs_of
-from ood_toolkit.benchmarks.lacking import require_fit_data
+from ood_toolkit.benchmarks.lacking import no_part, require_fit_data
 from ood_toolkit.benchmarks.masking import masked, masks_of, seen_through, tap_under
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS, Method, scores_log_probabilities
@@ -23,6 +23,7 @@ from ood_toolkit.datasets import ImageSet
 from ood_toolkit.datasets.accepted import labels_for
 from ood_toolkit.detectors import Detector, LiveDetector
 from ood_toolkit.extract import Extracted, Extractor, Filled
+from ood_toolkit.fitted import NotFitted
 from ood_toolkit.models import LoadedClassifier
 from ood_toolkit.outputs import UNKNOWN, Outputs
 
@@ -196,7 +197,7 @@ class Runner:
         if calibrator.name == "none":
             return ""
         if self.suite.calibration is None:
-            return "needs calibration data; give --calibrate or --calibrate-fraction"
+            return no_part("calibration")
         train = labelled(parts[self.suite.calibration.name])
         try:
             calibrator.fit(train.logits, train.labels)
@@ -384,8 +385,9 @@ class Runner:
             try:
                 parts = self._pooled(pool, members, mask)
             except ValueError as error:
-                self.settings.say(f"{pool.spec} left out: {error}")
-                self.recorder.calibrator(row, str(error), members[0], mask)
+                reason = no_part("calibration") if isinstance(error, NotFitted) else str(error)
+                self.settings.say(f"{pool.spec} left out: {reason}")
+                self.recorder.calibrator(row, reason, members[0], mask)
                 return
             result: Scores | str = {n: outputs.logits for n, outputs in self._scored(parts).items()}
             self.recorder.calibrator(row, result, parts, mask)
