@@ -281,6 +281,7 @@ WRONG = {
     "too small a share": (["--negatives", "words.txt", "--negatives-share", "0.001"], "leaves no negative label"),
     "share in percent": (["--negatives", "words.txt", "--negatives-share", "15"], "share must be in (0, 1]"),
     "no negatives": (["--detectors", "neglabel"], "no negative labels were given; add --negatives wordnet"),
+    "outliers with a place": (["--outlier-prompt", "a {} page"], "it has no {} for a class name; got 'a {} page'"),
     "no outliers": (["--detectors", "outlier_prompts"], "no outlier prompts were given; add --outlier-prompt"),
     "size of the official transform": (["--transform", "official"], "this model takes 32x32; use --transform own"),
     "its own opinion": (["--second-opinion", "SPEC"], "is the model itself; write mcm among the --detectors"),

@@ -29,6 +29,9 @@ def require_zero_shot(choices: Choices) -> None:
         raise ValueError(f"--second-opinion is for zero-shot models, open_clip:ARCH/TAG; got {opinion!r}")
     if choices.negatives_share is not None and not choices.negatives:
         raise ValueError("--negatives-share needs --negatives wordnet, or a word list")
+    placeholder = next((text for text in choices.outlier_prompts if "{}" in text), None)
+    if placeholder is not None:
+        raise ValueError(f"--outlier-prompt is taken as it is, so it has no {{}} for a class name; got {placeholder!r}")
     given = [
         option
         for option, value in (
