@@ -108,8 +108,9 @@ def _accuracies(views: Views, rows: Sequence[Mapping[str, Any]], options: TableO
     notes = {"a": f"of its images that are not {_clean(views)}'s"} if any(c.marks for row in cells for c in row) else {}
     human = views["human"]
     if human and any(dataset == human["dataset"] for _, dataset in places):
-        notes["b"] = human_line(views)
-        headers.append(Header(label=f"{human['dataset']}: humans", group="Reference" if several else "", marks=("b",)))
+        mark = "b" if notes else "a"
+        notes[mark] = human_line(views)
+        headers.append(Header(label=f"{human['dataset']}: humans", group="Reference" if several else "", marks=(mark,)))
         known = Cell(text=f"≈ {options.number(human['accuracy'], _SHARE)}", value=human["accuracy"])
         cells.append((known, *(Cell() for _ in cells[0][1:])))
     counts = {row["dataset"]: row["images"] for row in rows if row["mask"] == masks[0]}
