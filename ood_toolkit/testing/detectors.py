@@ -15,13 +15,14 @@ from ood_toolkit.testing.laws import (
     BrokenLaw,
     require,
     require_close,
+    require_declared,
     require_literal_hyperparameters,
     require_unchanged,
     run_laws,
     snapshot,
 )
 from ood_toolkit.testing.live import LIVE_LAWS, LiveCase
-from ood_toolkit.testing.synthetic import Splits, synthetic_outputs
+from ood_toolkit.testing.synthetic import Splits, TapMaker, synthetic_outputs
 
 AUROC_FLOOR = 0.75
 """What the easy OOD set must give; sound methods are near 1 there, a reversed sign gives less than ½."""
@@ -33,6 +34,7 @@ def check_detector(
     data: Splits | None = None,
     law: str | None = None,
     exempt: Mapping[str, str] | None = None,
+    makers: Mapping[str, TapMaker] | None = None,
     device: str = "cpu",
 ) -> None:
     """Checks that a detector, yours or ours, keeps every law of this toolkit; raises `BrokenLaw` with all that broke.
@@ -45,6 +47,7 @@ def check_detector(
             detector is checked with `SyntheticClassifier`.
         law: the name of the single law to check.
         exempt: law → the reason why the method itself cannot keep it.
+        makers: tap → (features, head, generator) → one (N, ...) tensor, for taps of your own in the default data.
         device: where to run.
 
     >>> from ood_toolkit.detectors import EnergyDetector
@@ -54,7 +57,7 @@ def check_detector(
     if isinstance(unfitted, LiveDetector):
         run_laws(repr(unfitted), LiveCase(unfitted, device), LIVE_LAWS, law, exempt or {})
         return
-    data = (data or synthetic_outputs(unfitted.taps)).to(device)
+    data = (data or synthetic_outputs(unfitted.taps, makers=makers)).to(device)
     run_laws(repr(unfitted), DetectorCase(unfitted, data), DETECTOR_LAWS, law, exempt or {})
 
 
@@ -103,7 +106,9 @@ def _ranks_ood_above_id(case: DetectorCase) -> None:
     auroc = float((pairs > 0).double().mean() + (pairs == 0).double().mean() / 2)
     require(
         auroc > AUROC_FLOOR,
-        f"AUROC {auroc:.3f} on the easy set, expected above {AUROC_FLOOR}; higher must mean more OOD",
+        f"AUROC {auroc:.3f} on the easy set, expected above {AUROC_FLOOR}; higher must mean more OOD. (OOD rows there "
+        "are small, lie near the origin and far from every class mean; for a method that looks for something else give "
+        "`data` or an exemption.)",
     )
 
 
@@ -139,10 +144,13 @@ def _unfitted_use_raises_not_fitted(case: DetectorCase) -> None:
         unfitted(case.mixed)
     except NotFitted:
         return
+    except AttributeError as error:
+        raise BrokenLaw(f"it reads what no fit has learned ({error}); declare its learned tensors") from error
     raise BrokenLaw(f"needs = {unfitted.needs!r}, yet it scores without a fit; declare its learned tensors")
 
 
 def _a_state_dict_restores_an_unfitted_copy(case: DetectorCase) -> None:
+    require_declared(case.fitted)
     state = case.fitted.state_dict()
     require(bool(state) or case.detector.needs == "nothing", "fitted, but its state_dict is empty")
     copy = case.detector.clone().to(case.scores.device)
@@ -179,7 +187,13 @@ def _half_precision_is_promoted(case: DetectorCase) -> None:
 def _fits_on_a_mapped_half_precision_store(case: DetectorCase) -> None:
     half = _mapped(case.data.train, torch.float16)
     scores = case.fit(half)(case.mixed)
-    require_close(scores, case.fit(half.rows(slice(None)))(case.mixed), 1e-4, "scores after fitting on a float16 store")
+    require_close(
+        scores,
+        case.fit(half.rows(slice(None)))(case.mixed),
+        1e-4,
+        "scores after fitting on a float16 store (the fields of a store keep its dtype; read rows, promoted, from "
+        "`train.batches()`)",
+    )
 
 
 def _mapped(outputs: Outputs, dtype: torch.dtype) -> Outputs:
@@ -245,10 +259,11 @@ def _tensors(outputs: Outputs) -> dict[str, Tensor]:
 
 
 def _what_is_read_is_declared(case: DetectorCase) -> None:
-    if case.detector.reads == {"logits"}:
-        changed = replace(case.mixed, features=torch.zeros_like(case.mixed.features))
+    for field in sorted({"logits", "features"} - case.detector.reads):
+        changed = replace(case.mixed, **{field: torch.zeros_like(getattr(case.mixed, field))})
         require(
-            torch.equal(case.fitted(changed), case.scores), "reads only logits, it says, but features change scores"
+            torch.equal(case.fitted(changed), case.scores),
+            f"reads = {sorted(case.detector.reads)}, it says, but {field} change scores",
         )
     known = replace(case.mixed, labels=torch.zeros_like(case.mixed.labels))
     require(torch.equal(case.fitted(known), case.scores), "labels change scores: a score may not look at them")

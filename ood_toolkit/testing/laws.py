@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ood_toolkit.fitted import Fitted
+from ood_toolkit.outputs import Outputs
 
 Case = TypeVar("Case")
 
@@ -33,15 +34,17 @@ def run_laws(
         raise ValueError(f"no law is named {unknown}; known: {', '.join(laws)}")
     if any(not reason for reason in exempt.values()):
         raise ValueError("every exemption needs its reason")
-    broken = []
+    broken: dict[str, list[str]] = {}  # laws by message: one crash breaks many
     for name in [only] if only else list(laws):
         message = _broken(laws[name], case)
         if name in exempt:
             message = None if message else f"is declared exempt ({exempt[name]}), but holds: drop the exemption"
         if message:
-            broken.append(f"  {name}: {message}")
+            broken.setdefault(message, []).append(name)
     if broken:
-        raise BrokenLaw(f"{subject} breaks {len(broken)} law(s):\n" + "\n".join(broken))
+        count = sum(map(len, broken.values()))
+        lines = [f"  {', '.join(names)}: {message}" for message, names in broken.items()]
+        raise BrokenLaw(f"{subject} breaks {count} law(s):\n" + "\n".join(lines))
 
 
 def _broken(law: Callable[[Case], None], case: Case) -> str | None:
@@ -63,7 +66,7 @@ def require(holds: bool, message: str) -> None:
 def require_close(got: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
     """Both have one shape, are finite, and differ by at most `tolerance` × (spread + size) anywhere."""
     require(got.shape == expected.shape, f"{what}: shape {tuple(got.shape)} where {tuple(expected.shape)} is expected")
-    got, expected = got.double(), expected.double()
+    got, expected = got.detach().double(), expected.detach().double()
     require(bool(got.isfinite().all()), f"{what}: {int((~got.isfinite()).sum())} of {got.numel()} values not finite")
     if not got.numel():
         return
@@ -79,6 +82,7 @@ def require_close(got: Tensor, expected: Tensor, tolerance: float, what: str) ->
 
 def require_literal_hyperparameters(fitted: Fitted) -> None:
     """Every hyper-parameter is a literal under its own name, so that `spec`, `repr` and `clone` round-trip."""
+    require(hasattr(type(fitted), "name"), f"{type(fitted).__name__} has no `name`; tables and records need one")
     for name, value in fitted.hyperparameters.items():
         require(
             _is_literal(value),
@@ -103,6 +107,21 @@ def _is_literal(value: Any) -> bool:
         return bool(ast.literal_eval(repr(value)) == value)
     except (ValueError, SyntaxError):
         return False
+
+
+def require_declared(fitted: Fitted) -> None:
+    """Nothing learned lies outside the declared tensors: it would miss `.to()` and `state_dict()`, and keep rows."""
+    hidden = sorted(
+        name
+        for name, value in vars(fitted).items()
+        if isinstance(value, Tensor | Outputs)
+        or (isinstance(value, list | tuple) and any(isinstance(part, Tensor | Outputs) for part in value))
+    )
+    require(
+        not hidden,
+        f"fit keeps {', '.join(hidden)} outside the state_dict; declare what is learned in the class body, "
+        f'`{"".join(hidden[:1])}: Float[Tensor, "N D"]`, and keep no training rows that the score does not need',
+    )
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

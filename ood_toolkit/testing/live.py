@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from ood_toolkit.detectors import LiveDetector
 from ood_toolkit.fitted import NotFitted
 from ood_toolkit.outputs import Outputs
-from ood_toolkit.testing.laws import BrokenLaw, require, require_close, require_literal_hyperparameters
+from ood_toolkit.testing.laws import (
+    BrokenLaw,
+    require,
+    require_close,
+    require_declared,
+    require_literal_hyperparameters,
+)
 from ood_toolkit.testing.synthetic import SyntheticClassifier, synthetic_images
 
 
@@ -86,6 +92,7 @@ def _unfitted_use_raises_not_fitted(case: LiveCase) -> None:
 
 
 def _a_state_dict_restores_an_unfitted_copy(case: LiveCase) -> None:
+    require_declared(case.fitted)
     copy = case.detector.clone().to(case.device)
     copy.load_state_dict(case.fitted.state_dict())
     require_close(copy(case.classifier, case.images("id")), case.scores, 1e-6, "scores after load_state_dict")

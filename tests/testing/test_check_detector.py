@@ -122,10 +122,43 @@ class StoreReading(Nearest):
         return self
 
 
+class LogitReading(Nearest):
+    reads = frozenset({"features"})
+
+    def score(self, outputs: Outputs) -> Tensor:
+        return super().score(outputs) - outputs.logits.amax(dim=1)
+
+
+class KeepsRows(Nearest):
+    def fit(self, train: Outputs) -> "KeepsRows":
+        super().fit(train)
+        self._kept = train
+        return self
+
+
+class NothingDeclared(Undeclared):
+    def score(self, outputs: Outputs) -> Tensor:
+        return outputs.features.sum(dim=1) / -self.width
+
+
+class Nameless(Detector):
+    paper = "nobody"
+    reads = frozenset({"logits"})
+
+    def score(self, outputs: Outputs) -> Tensor:
+        return -outputs.logits.amax(dim=1)
+
+
 @pytest.mark.parametrize(
     ("fault", "law"),
     [
         (WrongSign, "ranks_ood_above_id"),
+        (LogitReading, "what_is_read_is_declared: .*logits change scores"),
+        (KeepsRows, "a_state_dict_restores_an_unfitted_copy: fit keeps _kept"),
+        (Nameless, "spec_and_repr_round_trip: Nameless has no `name`"),
+        (StoreReading, r"`train.batches\(\)`"),
+        (Undeclared, "a_state_dict_restores_an_unfitted_copy: fit keeps width .*declare"),
+        (NothingDeclared, "unfitted_use_raises_not_fitted: it reads what no fit has learned .*'width'"),
         (BatchDependent, "a_row_scores_the_same_alone_or_in_a_batch"),
         (Undeclared, "a_state_dict_restores_an_unfitted_copy"),
         (Accumulating, "fitting_again_forgets_the_first_fit"),
@@ -142,6 +175,36 @@ class StoreReading(Nearest):
 def test_a_planted_fault_breaks_its_law(fault: type[Detector], law: str) -> None:
     with pytest.raises(BrokenLaw, match=law):
         check_detector(fault)
+
+
+class NoReturn(Nearest):
+    def fit(self, train: Outputs) -> "NoReturn":
+        super().fit(train)
+        return None  # pyright: ignore[reportReturnType]
+
+
+def test_what_breaks_many_laws_alike_is_said_once() -> None:
+    with pytest.raises(BrokenLaw) as found:
+        check_detector(NoReturn)
+    assert str(found.value).count("fit should return the detector itself") == 1
+
+
+class Depth(Detector):
+    """A sound outsider with a tap of its own."""
+
+    name = "depth"
+    paper = "nobody"
+    reads = frozenset({"taps"})
+    taps = ("depth",)
+
+    def score(self, outputs: Outputs) -> Tensor:
+        return outputs.taps["depth"].norm(dim=1)
+
+
+def test_a_detector_with_a_tap_of_its_own_is_checked_with_its_maker() -> None:
+    check_detector(Depth, makers={"depth": lambda features, head, generator: features[:, -8:]})
+    with pytest.raises(ValueError, match="makers="):
+        check_detector(Depth)
 
 
 def test_a_sound_outsider_passes() -> None:
