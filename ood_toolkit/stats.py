@@ -93,7 +93,7 @@ def moments(
     Ranks can share what survives pickling: named functions, bound methods, `functools.partial`; no lambda.
     """
     if not len(train):
-        raise ValueError("fitting needs labelled training rows, but there are none")
+        raise ValueError("fitting needs training rows, but there are none")
     # sums about a nearby point: raw second moments would cancel
     near, _ = _counted(train.rows(slice(0, _SHIFT_ROWS)), transform, groups, of)
     shift = near.mean(dim=0).double() if len(near) else near.new_zeros(near.shape[1]).double()

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
+from ood_toolkit.detectors.gen import generalised_entropy
 from ood_toolkit.detectors.rectifier import HEAD_SCORES
 from ood_toolkit.detectors.train_rows import class_patterns
 from ood_toolkit.outputs import Outputs
@@ -16,7 +17,7 @@ _PAPER = (
     "Ling et al., CADRef: Robust Out-of-Distribution Detection via Class-Aware Decoupled Relative Feature Leveraging, "
     "CVPR 2025, arXiv:2503.00325"
 )
-CONFIDENCES = ("energy", "maxlogit", "msp")
+CONFIDENCES = ("energy", "gen", "maxlogit", "msp")
 
 
 def predicted_class_means(train: Outputs, absent: str) -> Float[Tensor, "C D"]:
@@ -69,7 +70,8 @@ class CADRefDetector(Detector):
     E_n by the mean confidence of the training rows: `E_p / S(x) + E_n / S̄`, both parts over `‖f‖₁`.
 
     Args:
-        confidence: S: "energy" (log-sum-exp, the paper's), "maxlogit" or "msp". It must be positive to make sense.
+        confidence: S: "energy" (log-sum-exp, the paper's), "gen" (one over GEN's entropy of the largest tenth of the
+            probabilities, at least 10), "maxlogit" or "msp", the authors' four. It must be positive to make sense.
         absent: "mean" lets the mean of all rows stand for a class that is never predicted; "error" refuses it.
 
     Follows the authors' code and the paper's text, which split by the sign of the *relative* feature; the formula
@@ -111,6 +113,8 @@ class CADRefDetector(Detector):
         return up / self._confidence(outputs.logits) + down / self.mean_confidence
 
     def _confidence(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
+        if self.confidence == "gen":
+            return 1 / generalised_entropy(logits, gamma=0.1, top=max(10, logits.shape[1] // 10))
         score = HEAD_SCORES[self.confidence](logits)
         return 1 - score if self.confidence == "msp" else -score
 

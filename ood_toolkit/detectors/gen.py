@@ -24,7 +24,7 @@ class GENDetector(Detector):
     Usually the best score that sees only logits; γ near 0 counts how many classes are not ruled out.
 
     Args:
-        gamma: γ in (0, 1]. The paper uses 0.1.
+        gamma: γ > 0, below 1 in the paper, which uses 0.1.
         top: M, how many of the largest probabilities count. The paper uses 100 on ImageNet; with fewer classes all.
 
     Differs from the paper in direction only: its G_γ is the negative. pytorch-ood averages over the M terms, clips p

@@ -23,7 +23,8 @@ class MahalanobisLayersDetector(Detector):
 
     Args:
         layers: module names, as in the model; by default its stages.
-        weights: α_l, one per layer; by default 1 each. `tuned` learns them as the paper does.
+        weights: α_l, one per layer; by default 1 each. The method `tuned(id, ood)` learns them as the paper
+            does; not on the command line.
         scale: "none" adds the distances as they are; "std" first divides each layer's by its standard deviation over
             the training rows, so that no layer outweighs the others.
         ridge: added to the diagonal of every covariance, in squared feature units, ≥ 0. With 0, directions without

@@ -97,7 +97,9 @@ class SIRCDetector(Detector):
         if self.secondary == "residual":
             self._learn_complement(train)
         values = torch.cat([self._feature_score(batch.features) for batch in blocks(train)]).double()
-        spread = values.std(correction=0).clamp_min(torch.finfo(torch.float64).tiny)
+        # where all rows are alike, what rounding leaves: 1 / σ must fit into the dtype of the head
+        rounding = torch.finfo(train.head.weight.dtype)
+        spread = torch.maximum(values.std(correction=0), values.mean().abs() * rounding.eps).clamp_min(rounding.tiny)
         self.location = (values.mean() - 3 * spread).to(train.head.weight.dtype)
         self.slope = (1 / spread).to(train.head.weight.dtype)
         return self

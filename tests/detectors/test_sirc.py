@@ -37,6 +37,11 @@ def test_it_ranks_by_the_paper_s_confidence(primary, secondary):
         assert float(detector(data.ood.rows([row]))) == pytest.approx(math.log(-confidence), rel=1e-6)
 
 
+def test_training_rows_all_alike_leave_the_scores_finite():
+    data = synthetic_outputs()
+    assert bool(SIRCDetector().fit(data.train.rows([0]))(data.id).isfinite().all())
+
+
 def test_the_softmax_parts_do_not_saturate():
     # 60 logit units: 1 − p is 8.8e-27, which rounds away even in float64
     logits = torch.tensor([[60.0, 0.0], [61.0, 0.0]])
