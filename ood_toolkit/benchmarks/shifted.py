@@ -87,13 +87,15 @@ def shift_suite(
     view = f"logits cut to its {len(mask.classes)} classes" if mask else "all 1000 logits count"
     several = " A prediction is right if it is any of an image's classes." if _several(images) else ""
     faults = "".join(f" {fault}" for fault in known.faults)
+    short = known.images is not None and len(images) != known.images
+    less = f" Not the published set: {len(images):,} images are here, {known.images:,} were published." if short else ""
     return Suite(
         name=whole,
-        caption=f"{known.title}: {known.about} {sizes}; {view}; a wrong prediction is positive.{several}{faults}",
+        caption=f"{known.title}: {known.about} {sizes}; {view}; a wrong prediction is positive.{less}{several}{faults}",
         tasks=[Task(kind, part.name, part, None, mask) for kind in _TASKS for part in parts],
         fit=fit,
         calibration=calibration,
-        protocol="masked" if mask else "full-1000way",
+        protocol=("masked" if mask else "full-1000way") + ("-like" if short else ""),
         notes=known.faults,
         views=imagenet_views("imagenet-1k", subset),
     )

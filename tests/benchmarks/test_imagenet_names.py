@@ -45,7 +45,8 @@ def test_a_shifted_set_is_scored_beside_validation_images_of_its_classes(root: P
         ("calibration", "imagenet-1k", 14),
     ]
     assert all(task.mask is not None and len(task.mask.classes) == 200 for task in suite.tasks)
-    assert suite.protocol == "masked"
+    assert suite.protocol == "masked-like"
+    assert "Not the published set: 2 images are here, 30,000 were published." in suite.caption
     whole = imagenet_suite("imagenet-r", root, protocol="full-1000way")
     assert all(task.mask is None for task in whole.tasks)
 
