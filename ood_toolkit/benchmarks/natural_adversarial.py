@@ -78,7 +78,10 @@ def natural_adversarial_suite(
             f"suite {name!r} needs ImageNet validation images (or ImageNetV2 as a stand-in) below {str(root)!r}. "
             + how_to_get(entry("imagenet-1k"))
         )
-    parts = _Parts(sets, known, learned(root, known, classes, learning))
+    chosen = learned(root, known, classes, learning)
+    if scored == ("imagenet-a",) and not len(chosen.withheld):
+        known = None  # neither scored nor learned from, so it need not pass through the models
+    parts = _Parts(sets, known, chosen)
     tasks = _tasks(scored, parts, protocol)
     whole = protocol == "vim-1000way"
     deviations = _deviations(scored, parts, whole=whole)

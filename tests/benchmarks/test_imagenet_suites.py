@@ -96,6 +96,14 @@ def test_one_pass_serves_every_part(root: Path):
     assert len({part.images.fingerprint for part in suite.parts}) == 1
 
 
+def test_imagenet_a_alone_passes_validation_only_where_something_is_learned_from_it(root: Path):
+    alone = natural_adversarial_suite("imagenet-a", root, learning=Learning(source="none"))
+    (rows,) = {len(part.images) for part in alone.parts}
+    assert rows == len(named(alone, "imagenet-a"))
+    learning = natural_adversarial_suite("imagenet-a", root, learning=Learning(source="validation"))
+    assert len(learning.parts[0].images) > rows
+
+
 def test_what_is_learned_from_validation_is_never_scored_and_said_to_be_missing(root: Path):
     suite = natural_adversarial_suite("natural-adversarial", root)
     learned = ids(suite.fit) | ids(suite.calibration)
