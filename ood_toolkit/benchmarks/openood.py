@@ -26,6 +26,8 @@ NEAR = ("ssb-hard", "ninco")
 FAR = ("inaturalist", "textures", "openimage-o")
 GROUPS = {"near-ood": NEAR, "far-ood": FAR}
 """Row of means → the sets it averages."""
+SCORED = {"ssb-hard": 49_000, "ninco": 5_879, "inaturalist": 10_000, "textures": 5_160, "openimage-o": 15_869}
+"""Images of each set that OpenOOD scores."""
 _LISTS = "benchmark_imglist/imagenet"
 _LEADERBOARD = "openood-1.5"
 
@@ -60,6 +62,11 @@ def openood_suite(root: Path, *, learning: Learning | None = None) -> Suite:
     deviations += [] if known.official else ["ImageNetV2 matched-frequency stands in for ImageNet validation"]
     deviations += [] if lists else ["OpenOOD's lists are absent, so the split of validation is this toolkit's"]
     outside = {name: _listed(root, open_set(entry(name), root)) for name in there}
+    deviations += [
+        f"{name} has {len(images):,} images here, OpenOOD scores {SCORED[name]:,}"
+        for name, images in outside.items()
+        if len(images) != SCORED[name]
+    ]
     tasks = [Task("anomaly", name, test, Part(name, images)) for name, images in outside.items()]
     sizes = ", ".join(f"{name} {len(images):,}" for name, images in outside.items())
     caption = (

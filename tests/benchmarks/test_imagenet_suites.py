@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from ood_toolkit.benchmarks import openood
 from ood_toolkit.benchmarks.imagenet import Learning, held_out, train_part
 from ood_toolkit.benchmarks.natural_adversarial import available, class_mask, natural_adversarial_suite, suite_name
 from ood_toolkit.benchmarks.openood import near_far, openood_suite
@@ -280,7 +281,7 @@ def test_the_openood_suite_pits_each_set_against_validation(root: Path):
     assert "OpenOOD's lists are absent" in suite.caption
 
 
-def test_openoods_own_lists_are_used_where_they_are_there(root: Path):
+def test_openoods_own_lists_are_used_where_they_are_there(root: Path, monkeypatch: pytest.MonkeyPatch):
     far_and_near(root)
     images = sorted((root / "imagenet-1k/val").rglob("*.JPEG"))
     lists = root / "benchmark_imglist/imagenet"
@@ -289,6 +290,11 @@ def test_openoods_own_lists_are_used_where_they_are_there(root: Path):
     (lists / "test_imagenet.txt").write_text("".join(lines[10:]))
     (lists / "val_imagenet.txt").write_text("".join(lines[:10]))
     (lists / "test_openimage_o.txt").write_text("openimage_o/1.jpg -1\nopenimage_o/3.jpg -1\n")
+    suite = openood_suite(root)
+    assert suite.protocol == "openood-1.5-like"
+    assert "Not the published protocol: ssb-hard has 1 images here, OpenOOD scores 49,000; ninco" in suite.caption
+    whole = {"ssb-hard": 1, "ninco": 1, "inaturalist": 1, "textures": 1, "openimage-o": 2}
+    monkeypatch.setattr(openood, "SCORED", whole)
     suite = openood_suite(root)
     assert suite.protocol == "openood-1.5"
     assert ids(named(suite, "openimage-o")) == {"1.jpg", "3.jpg"}
