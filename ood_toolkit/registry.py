@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import types
 import typing
 from collections.abc import Iterator
 from types import ModuleType
@@ -114,7 +115,9 @@ def _check_types(spec: str, kind: type[Any], arguments: dict[str, Any]) -> None:
     """Refuses a word where a number belongs, and the like; parameters of other kinds look after themselves."""
     hints = typing.get_type_hints(kind.__init__)
     for name, value in arguments.items():
-        allowed = set(typing.get_args(hints.get(name)) or (hints.get(name),))
+        hint = hints.get(name)
+        several = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        allowed = set(typing.get_args(hint)) if several else {hint}
         if not allowed <= {int, float, str, bool, type(None)} or type(value) in allowed:
             continue
         if type(value) is int and float in allowed:

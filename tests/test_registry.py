@@ -98,6 +98,11 @@ def test_an_argument_of_another_kind_is_named(spec: str):
         registry.build_detector(spec)
 
 
+def test_a_parameter_that_is_a_pair_takes_a_pair():
+    built = registry.build_calibrator("temperature(bounds=(0.5, 4.0), at_bound='accept')")
+    assert repr(built) == "TemperatureCalibrator(bounds=(0.5, 4.0), at_bound='accept')"
+
+
 def test_upper_case_still_finds_the_nearest_name():
     with pytest.raises(ValueError, match=r"did you mean 'msp'\?"):
         registry.build_detector("MSP")
