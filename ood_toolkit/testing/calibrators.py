@@ -113,9 +113,42 @@ def _extreme_logits_give_distributions(case: CalibratorCase) -> None:
         ("all logits 0", rows * 0),
         ("a logit of −inf", impossible),
     ):
-        _require_distributions(case.fitted(logits), logits, what)
+        probabilities = case.fitted(logits)
+        _require_distributions(probabilities, logits, what)
+        leaked = float(probabilities[logits.isneginf()].sum())
+        require(leaked == 0, f"{what}: the class that cannot be has probability {leaked / len(rows):g}")
         logs = case.fitted.log_probabilities(logits)
         require(not bool(logs.isnan().any()), f"{what}: log-probabilities are NaN")
+
+
+def _nan_is_not_hidden(case: CalibratorCase) -> None:
+    logits = case.fresh[:8].clone()
+    logits[3, 2] = torch.nan
+    try:
+        probabilities = case.fitted(logits)
+    except ValueError:
+        return
+    require(bool(probabilities[3].isnan().any()), "a row with a NaN logit gets probabilities like any other")
+    require(bool(probabilities[:3].isfinite().all()), "a NaN in one row reaches the rows before it")
+
+
+def _data_without_an_answer_are_refused(case: CalibratorCase) -> None:
+    logits, labels = case.data(400, seed=8)
+    torn, impossible = logits.clone(), logits.clone()
+    torn[3, 2] = torch.nan
+    impossible[3, labels[3]] = -torch.inf
+    for what, data in (
+        ("a NaN logit", (torn, labels)),
+        ("a label of the class -1", (logits, labels - 1)),
+        ("a label as large as the number of classes", (logits, labels + 1)),
+        ("a label on an impossible class", (impossible, labels)),
+        ("no rows", (logits[:0], labels[:0])),
+    ):
+        try:
+            case.fit(*data)
+        except ValueError:
+            continue
+        raise BrokenLaw(f"fit accepts {what}; ood_toolkit.calibrators.base.checked refuses such data")
 
 
 def _two_classes_are_enough(case: CalibratorCase) -> None:
@@ -212,6 +245,8 @@ CALIBRATOR_LAWS: dict[str, Callable[[CalibratorCase], None]] = {
     for law in (
         _rows_are_distributions,
         _extreme_logits_give_distributions,
+        _nan_is_not_hidden,
+        _data_without_an_answer_are_refused,
         _two_classes_are_enough,
         _an_unseen_class_is_no_accident,
         _the_most_likely_class_stays,

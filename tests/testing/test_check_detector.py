@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ood_toolkit.calibrators import Calibrator, Identity
+from ood_toolkit.calibrators.base import checked
 from ood_toolkit.detectors import Detector, LiveDetector, MSPDetector
 from ood_toolkit.detectors.base import Differentiable
 from ood_toolkit.outputs import Outputs
@@ -310,6 +311,7 @@ class Platt(Calibrator):
     temperature: Float[Tensor, ""]
 
     def fit(self, logits: Tensor, labels: Tensor) -> "Platt":
+        logits, labels = checked(logits, labels)
         grid = torch.linspace(0.5, 5, 46, dtype=logits.dtype, device=logits.device)
         losses = torch.stack([torch.nn.functional.cross_entropy(logits / t, labels) for t in grid])
         self.temperature = grid[losses.argmin()]
@@ -329,13 +331,36 @@ class Flips(Platt):
         return super().forward(-logits)
 
 
+class Uniform(Platt):
+    def forward(self, logits: Tensor) -> Tensor:
+        return 0.99 * super().forward(logits) + 0.01 / logits.shape[1]
+
+
+class HidesNaN(Platt):
+    def forward(self, logits: Tensor) -> Tensor:
+        return super().forward(logits.nan_to_num(nan=0.0, neginf=-torch.inf))
+
+
+class TakesAnything(Platt):
+    def fit(self, logits: Tensor, labels: Tensor) -> "TakesAnything":
+        self.temperature = logits.new_tensor(3.0)
+        return self
+
+
 def test_a_sound_calibrator_passes() -> None:
     check_calibrator(Platt)
     check_calibrator(Identity, exempt={"helps_overconfident_logits": "it is the uncalibrated softmax"})
 
 
 @pytest.mark.parametrize(
-    ("fault", "law"), [(Unnormalised, "rows_are_distributions"), (Flips, "the_most_likely_class_stays")]
+    ("fault", "law"),
+    [
+        (Unnormalised, "rows_are_distributions"),
+        (Flips, "the_most_likely_class_stays"),
+        (Uniform, "the class that cannot be has probability 0.002"),
+        (HidesNaN, "nan_is_not_hidden: a row with a NaN"),
+        (TakesAnything, "data_without_an_answer_are_refused: fit accepts a NaN logit"),
+    ],
 )
 def test_a_planted_calibrator_fault_is_found(fault: type[Calibrator], law: str) -> None:
     with pytest.raises(BrokenLaw, match=law):
