@@ -87,6 +87,9 @@ def checked(logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> tuple[Fl
 
     `-inf` marks a class that cannot be; `+inf`, NaN, and a label on an impossible class are refused.
     """
+    for name, given in (("logits", logits), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(given).__name__}; torch.as_tensor makes one")
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ValueError(f"logits must be floating-point (N, C), got {logits.dtype} {tuple(logits.shape)}")
     rows, classes = logits.shape

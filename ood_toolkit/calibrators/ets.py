@@ -46,7 +46,8 @@ class ETSCalibrator(Calibrator):
         temperature = fit_temperature(logits, labels).temperature
         true, products = _sufficient(logits, labels, temperature)
         weights = mixture_weights(true) if self.loss == "nll" else _least_squares(true.mean(dim=0), products)
-        weights[0] = weights[0].clamp_min(1e-6)  # the uniform alone would forget the prediction
+        sharper = int(temperature > 1)  # of the two that know the prediction, which the uniform alone would forget
+        weights[sharper] = weights[sharper].clamp_min(1e-6)
         self.temperature = logits.new_tensor(temperature, dtype=torch.float64)
         self.weights = (weights / weights.sum()).to(logits.device)
         return self
@@ -56,7 +57,10 @@ class ETSCalibrator(Calibrator):
         weights = self.weights.to(logits.dtype)
         centred = logits - logits.amax(dim=-1, keepdim=True)
         mixed = centred.softmax(dim=-1).mul_(weights[1]).add_(_uniform(logits).mul_(weights[2]))
-        return mixed.addcmul_((centred.div_(self.temperature.to(logits.dtype))).softmax(dim=-1), weights[0])
+        mixed.addcmul_((centred.div_(self.temperature.to(logits.dtype))).softmax(dim=-1), weights[0])
+        # a small step of rounding ahead: beside a large uniform part the classes may round to one number
+        top = logits.argmax(dim=-1, keepdim=True)
+        return mixed.scatter_(-1, top, mixed.gather(-1, top) * (1 + 4 * torch.finfo(logits.dtype).eps))
 
 
 def _uniform(logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:

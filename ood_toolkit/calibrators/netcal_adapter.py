@@ -172,8 +172,12 @@ def _fitted(method: str, options: tuple[tuple[str, Any], ...], confidence: np.nd
     import importlib
 
     room = "netcal.scaling" if SHAPES[method] == "logistic" else "netcal.binning"
-    calibrator = getattr(importlib.import_module(room), method)(**dict(options))
-    _quietly(calibrator.fit, confidence, correct)
+    try:
+        calibrator = getattr(importlib.import_module(room), method)(**dict(options))
+        _quietly(calibrator.fit, confidence, correct)
+    except (TypeError, ValueError, AttributeError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in options) or "its defaults"
+        raise ValueError(f"netcal's {method} with {given} failed: {error}") from error
     return calibrator
 
 

@@ -209,8 +209,8 @@ def refusal(found: TemperatureFit) -> str:
     limit = (
         "0: (almost) every row is classified correctly, so bolder is always better; give more held-out rows"
         if found.temperature < 1
-        else "infinity: the labels are no likelier than chance, so shyer is always better; check that the rows and "
-        "classes of logits and labels match"
+        else "infinity: the labels are no likelier than chance, so shyer is always better, or the logits are larger "
+        "than the bounds allow for; check that the rows and classes of logits and labels match, or widen the bounds"
     )
     return (
         f"no temperature within the bounds is best: the NLL ({found.nll_before:.4g} at T = 1) still falls at "

@@ -67,6 +67,8 @@ class TopLabelCalibrator(Calibrator):
 def with_top_confidence(logits: Float[Tensor, "N C"], confidence: Float[Tensor, " N"]) -> Float[Tensor, "N C"]:
     """The softmax of `logits` with `confidence` on each row's largest entry, by the rule of `TopLabelCalibrator`."""
     top = logits.argmax(dim=-1, keepdim=True)
+    # argmax takes a NaN for the largest: the row would pass for a prediction of that class
+    confidence = confidence.masked_fill(logits.gather(-1, top).squeeze(-1).isnan(), torch.nan)
     possible = (~logits.isneginf()).scatter(-1, top, False)
     count = possible.sum(dim=-1, keepdim=True)
     # below this the others could not all stay behind

@@ -75,6 +75,29 @@ def test_every_calibrator_refuses_nan_and_infinity_by_row(name: str, wrong: floa
         registry.build_calibrator(name).fit(logits, LABELS)
 
 
+@pytest.mark.parametrize("name", registry.calibrator_classes())
+def test_a_row_with_nan_comes_back_as_nan_and_leaves_the_others_alone(name: str):
+    fitted = registry.build_calibrator(name).fit(LOGITS, LABELS)
+    broken = LOGITS.clone()
+    broken[3, 2] = torch.nan
+    probabilities = fitted(broken)
+    assert bool(probabilities[3].isnan().all())
+    others = torch.arange(ROWS) != 3
+    assert torch.equal(probabilities[others], fitted(LOGITS)[others])
+
+
+@pytest.mark.parametrize("name", registry.calibrator_classes())
+def test_numpy_arrays_are_refused_in_words(name: str):
+    with pytest.raises(TypeError, match=r"labels must be a torch tensor, got ndarray; torch.as_tensor makes one"):
+        registry.build_calibrator(name).fit(LOGITS, LABELS.numpy())  # pyright: ignore[reportArgumentType]
+
+
+def test_ets_keeps_every_prediction_although_the_uniform_part_takes_all():
+    fitted = registry.build_calibrator("ets").fit(LOGITS, LOGITS.argmin(1))
+    assert float(fitted.state_dict()["weights"][2]) > 0.999
+    assert torch.equal(fitted(LOGITS).argmax(1), LOGITS.argmax(1))
+
+
 @pytest.mark.parametrize("case", ["one constant", "one class in all", "one row", "an impossible class", "all right"])
 @pytest.mark.parametrize("name", registry.ensemble_classes())
 def test_every_pool_answers_without_nan_or_says_why_not(name: str, case: str):

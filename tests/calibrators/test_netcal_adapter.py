@@ -74,6 +74,22 @@ def test_specs_name_netcals_class_and_pass_its_options():
     assert "BBQ" in repr(composed)
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "netcal:HistogramBinning(bims=10)",
+            "HistogramBinning with bims=10 failed: .*unexpected keyword argument 'bims'",
+        ),
+        ("netcal:TemperatureScaling(method='gradient')", "TemperatureScaling with method='gradient' failed"),
+    ],
+)
+def test_an_option_that_netcal_does_not_take_is_named(spec, message):
+    logits, labels = drawn(200, 4)
+    with pytest.raises(ValueError, match=message):
+        registry.build_calibrator(spec).fit(logits, labels)
+
+
 def test_what_netcal_cannot_do_is_refused():
     with pytest.raises(ValueError, match="cannot apply"):
         NetcalCalibrator("HistogramBinning", options=(("equal_intervals", False),))

@@ -138,6 +138,15 @@ def test_all_wrong_is_an_error_or_the_upper_bound():
     assert float(accepted.temperature) == pytest.approx(1e3)
 
 
+def test_logits_too_large_for_the_bounds_are_named_as_a_reason():
+    logits, labels = drawn(500, 5)
+    with pytest.raises(ValueError, match=r"the logits are larger than the bounds allow for.* widen the bounds"):
+        TemperatureCalibrator().fit(logits * 1e5, labels)
+    wide = TemperatureCalibrator(bounds=(1e-3, 1e9)).fit(logits * 1e5, labels)
+    plain = TemperatureCalibrator().fit(logits, labels)
+    assert float(wide.temperature) == pytest.approx(1e5 * float(plain.temperature), rel=1e-6)
+
+
 def test_constant_logits_and_single_classes_keep_temperature_1():
     labels = torch.tensor([0, 1, 2, 0])
     assert fit_temperature(torch.full((4, 3), 7.0), labels).temperature == 1.0
