@@ -73,7 +73,7 @@ def canonical_name(name: str) -> str:
     head, slash, rest = name.partition("/")
     plain = head.replace("_", "-").replace("imagenet-a-clean", "imagenet-a+clean")
     if plain not in known:
-        close = difflib.get_close_matches(plain, known, n=1)
+        close = difflib.get_close_matches(plain, known, n=1) or [n for n in known if plain and n.startswith(plain)]
         hint = f" did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no suite is named {name!r};{hint} Known: {', '.join(known)}")
     return plain + slash + rest

@@ -71,6 +71,8 @@ def test_every_suite_has_one_name_and_a_near_miss_is_answered(root: Path, tmp_pa
     assert canonical_name("natural_adversarial") == "natural-adversarial"
     with pytest.raises(ValueError, match=r"no suite is named 'openood-imagnet'; did you mean 'openood-imagenet'\?"):
         canonical_name("openood-imagnet")
+    with pytest.raises(ValueError, match=r"no suite is named 'mos'; did you mean 'mos-imagenet'\?"):
+        canonical_name("mos")  # too short to look like it, but its beginning
     with pytest.raises(ValueError, match=r"needs --data-root DIR \(or \$OOD_DATA_ROOT\)"):
         imagenet_suite("imagenet-a", None)
     with pytest.raises(ValueError, match="is about ImageNet-A and ImageNet-O, not 'imagenet-r'"):
