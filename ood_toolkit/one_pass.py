@@ -1,9 +1,11 @@
 """The pass itself: batches of several sets go through several models, and whole shards into their stores."""
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +27,10 @@ Progress = Callable[[int, int, str], None]
 
 OUTPUTS = "outputs"
 """The group of columns that holds logits and features."""
+
+_LITERALS = (int, float, complex, str, bytes, tuple, frozenset, type(None))
+_SETTLED = sys.stdlib_module_names | {"torch", "numpy", "scipy", "sklearn", "jaxtyping"}
+"""Packages whose code is not looked at where scores are told apart by the code that computes them."""
 
 _Pieces = list[tuple[list[int], dict[str, Tensor]]]
 
@@ -246,9 +252,51 @@ def tap_key(spec: str) -> str:
 
 
 def live_key(detector: LiveDetector) -> str:
-    """The group of columns that the scores of a live detector are kept in: its parameters and all it has learned."""
+    """The group of columns that the scores of a live detector are kept in: its parameters, what it learned, its code.
+
+    Code, because whoever writes a detector changes it between two runs, and must not read the scores of the first.
+    """
     digest = hashlib.sha256(repr(detector).encode())
+    digest.update(_code_of(type(detector)))
     state: dict[str, Any] = detector.state_dict()
     for name in sorted(state):
         digest.update(name.encode() + state[name].detach().cpu().contiguous().numpy().tobytes())
     return f"live_{digest.hexdigest()[:16]}"
+
+
+def _code_of(kind: type) -> bytes:
+    """The bytecode and constants of a class, of its bases, and of all that they call outside torch and the like."""
+    found: dict[str, str] = {}
+    todo: list[tuple[str, Any]] = [("", kind)]
+    while todo:
+        name, value = todo.pop()
+        value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        if isinstance(value, _LITERALS):
+            found[name] = _constant(value)
+        if not isinstance(value, type | FunctionType) or value.__module__.partition(".")[0] in _SETTLED:
+            continue
+        where = f"{value.__module__}.{value.__qualname__}"
+        if where in found:
+            continue
+        if isinstance(value, FunctionType):
+            found[where] = _constant((value.__code__, value.__defaults__))
+            used, known = value.__code__.co_names, value.__globals__
+            todo += [(f"{where}:{each}", known[each]) for each in used if each in known]
+            modules = [known[each] for each in used if isinstance(known.get(each), ModuleType)]
+            todo += [(f"{where}:{each}", getattr(m, each)) for m in modules for each in used if hasattr(m, each)]
+        else:
+            found[where] = "class"
+            todo += [(f"{where}.{part}", own) for part, own in vars(value).items() if not part.startswith("__")]
+            todo += [("", base) for base in value.__bases__]
+    return repr(sorted(found.items())).encode()
+
+
+def _constant(value: Any) -> str:
+    """The same text in every process, so without addresses."""
+    if isinstance(value, CodeType):
+        return f"{value.co_code!r} {value.co_names} {_constant(value.co_consts)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_constant, value))})"
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(_constant, value)))}}}"
+    return repr(value) if isinstance(value, _LITERALS) else type(value).__qualname__

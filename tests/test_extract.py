@@ -126,7 +126,7 @@ class Brightness(LiveDetector):
     name = "brightness"
 
     def score(self, classifier: Any, images: Tensor) -> Tensor:
-        return (images.float() / 255).mean(dim=(1, 2, 3)).double()
+        return images.mean(dim=(1, 2, 3)).double()
 
 
 def test_live_scores_share_the_pass_and_are_kept(tmp_path: Path):

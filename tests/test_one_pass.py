@@ -90,7 +90,7 @@ class Brightness(LiveDetector):
     name = "brightness"
 
     def score(self, classifier: Any, images: Tensor) -> Tensor:
-        return classifier(images.float() / 255).logits.sum(dim=1).double()
+        return classifier(images).logits.sum(dim=1).double()
 
 
 def test_several_models_and_live_detectors_decode_each_image_once(tmp_path: Path):
