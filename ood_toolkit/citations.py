@@ -22,7 +22,7 @@ def bibtex(names: Sequence[str]) -> str:
     entries = bibliography()
     found: dict[str, str] = {}
     for name in wanted:
-        key = name.partition("(")[0].strip().replace("-", "_")
+        key = name.partition("(")[0].partition(":")[0].strip().replace("-", "_")
         if key not in methods:
             raise ValueError(f"no method is named {name!r}; `ood-bench --list` says what there is")
         cite = methods[key].cite

@@ -25,6 +25,10 @@ def test_keys_are_unique():
     assert sum(line.startswith("@") for line in text.splitlines()) == len(bibliography())
 
 
+def test_a_method_of_another_package_is_cited_by_the_package():
+    assert bibtex(["netcal:BBQ(score_function='AIC')"]) == bibtex(["netcal"])
+
+
 def test_an_unknown_method_is_refused():
     with pytest.raises(ValueError, match="no method is named 'enrgy'"):
         bibtex(["enrgy"])

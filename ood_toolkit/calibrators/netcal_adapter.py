@@ -86,6 +86,13 @@ class NetcalCalibrator(Calibrator):
         task = arguments.pop("task", "top_label")
         return cls(method=method, task=task, options=tuple(arguments.items()))
 
+    @property
+    def spec(self) -> str:
+        """`netcal:METHOD(options)`: a table says which of netcal's calibrators a row is, also of the default."""
+        given = [("task", self.task)] * (self.task != "top_label") + list(self.options)
+        arguments = ", ".join(f"{name}={value!r}" for name, value in given)
+        return f"{self.name}:{self.method}" + (f"({arguments})" if arguments else "")
+
     def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:
         """Fits netcal's calibrator and reads its map off. Returns itself."""
         logits, labels = checked(logits, labels)

@@ -94,11 +94,14 @@ def require_literal_hyperparameters(fitted: Fitted) -> None:
         (repr(copy), copy.spec) == (repr(fitted), fitted.spec),
         f"clone() of {fitted!r} is {copy!r}: __init__ changes values",
     )
-    name, bracket, rest = fitted.spec.partition("(")
+    head, bracket, rest = fitted.spec.partition("(")
+    name, colon, variant = head.partition(":")  # netcal:BBQ(...)
     require(name == fitted.name, f"spec {fitted.spec!r} does not start with the name {fitted.name!r}")
-    if bracket:
-        call: Any = ast.parse(f"f({rest}", mode="eval").body
-        again = type(fitted)(**{str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
+    if bracket or colon:
+        call: Any = ast.parse(f"f({rest or ')'}", mode="eval").body
+        arguments = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        kind: Any = type(fitted)
+        again = kind.variant(variant, arguments) if colon else kind(**arguments)
         require(repr(again) == repr(fitted), f"spec {fitted.spec!r} builds {again!r}, not {fitted!r}")
 
 

@@ -69,7 +69,14 @@ def test_a_class_without_rows_keeps_its_probability_where_netcal_gives_nan():
 def test_specs_name_netcals_class_and_pass_its_options():
     built = registry.build_calibrator("netcal:HistogramBinning(bins=20, task='multiclass')")
     assert repr(built) == "NetcalCalibrator(method='HistogramBinning', task='multiclass', options=(('bins', 20),))"
+    assert built.spec == "netcal:HistogramBinning(task='multiclass', bins=20)"
     assert repr(registry.build_calibrator(built.spec)) == repr(built)
+    for spec, shown in (
+        ("netcal", "netcal:HistogramBinning"),
+        ("netcal(method='BBQ')", "netcal:BBQ"),
+        ("netcal:HistogramBinning(bins=5)", "netcal:HistogramBinning(bins=5)"),
+    ):
+        assert registry.build_calibrator(spec).spec == shown
     composed = registry.build_calibrator("mix_n_match(nonparametric='netcal:BBQ')")
     assert "BBQ" in repr(composed)
 
