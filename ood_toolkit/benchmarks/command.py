@@ -171,7 +171,11 @@ def _run(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], None]) 
     with folder.stage("total"):
         Runner(plan.suite, settings, folder).run()
     views = robustness(
-        plan.suite, folder.scores, [m.spec for m in plan.models], level=0.95 if choices.resamples else None
+        plan.suite,
+        folder.scores,
+        {model.spec: model.preprocessing for model in plan.models},
+        ensembles=list(dict.fromkeys(r.model for r in folder.records if r.model.startswith("ensemble["))),
+        level=0.95 if choices.resamples else None,
     )
     if views:
         replace_text(folder.path / ROBUSTNESS_FILE, as_json(views))
@@ -211,6 +215,7 @@ def _facts(choices: Choices, plan: _Plan) -> dict[str, Any]:
         "caption": suite.caption,
         "notes": list(suite.notes),
         "choices": asdict(choices),
+        "data_root": str(data_root(choices.data_root) or ""),
         "device": plan.device,
         "ranks": plan.extractor.world.size,
         "parts": {part.name: part.description for part in suite.parts},

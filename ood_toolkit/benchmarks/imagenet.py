@@ -106,7 +106,10 @@ def learned(root: Path, known: Validation | None, classes: Collection[int], lear
     train = train_part(root, classes, learning) if learning.source in ("auto", "train") else None
     if learning.source == "train" and train is None:
         places = ", ".join(entry(TRAIN).places)
-        raise ValueError(f"no ImageNet train below {str(root)!r} (looked for {places}, ILSVRC2012_img_train.tar)")
+        raise ValueError(
+            f"no ImageNet train below {str(root)!r} (looked for {places}, ILSVRC2012_img_train.tar); "
+            "put it there, or choose another --learn"
+        )
     second = _second(root, known, classes)
     if learning.source == "v2" and second is None:
         raise ValueError(f"ImageNetV2 cannot be learned from: it is not below {str(root)!r}, or it is what is scored")

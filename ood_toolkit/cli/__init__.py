@@ -61,7 +61,7 @@ def _ending(error: Exception) -> tuple[str, int]:
     if isinstance(error, Interrupted):
         return text, INTERRUPTED
     if isinstance(error, typer.Abort):
-        return "aborted", 1
+        return "aborted; --yes agrees without being asked", 1
     if isinstance(error, _UsageError):
         context = getattr(error, "ctx", None)
         message = " ".join(error.format_message().split()).rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]

@@ -243,9 +243,10 @@ def _plan(choices: "Choices", *, as_json: bool) -> None:
 
 def _kept(choices: "Choices") -> str:
     """What Ctrl-C leaves, in words."""
+    numbers = choices.out / "records.jsonl"
     return (
         f"the same command resumes: the forward pass goes on from its last whole shard of 512 images in "
-        f"{str(choices.cache)!r}, and the numbers so far are in {str(choices.out)!r}"
+        f"{str(choices.cache)!r}" + (f", and the numbers so far are in {str(numbers)!r}" if numbers.exists() else "")
     )
 
 

@@ -170,7 +170,9 @@ def _label(entry: CatalogueEntry, image: str) -> int:
     if entry.labels == "validation" and not folders:
         number = _VALIDATION.fullmatch(image)
         if number is None or not 1 <= int(number[1]) <= len(validation_labels()):
-            raise ValueError(f"{entry.title}: {image!r} is in no class folder and no ILSVRC2012_val_<number>")
+            raise ValueError(
+                f"{entry.title}: {image!r} is in no class folder, and not one of ILSVRC2012_val_00000001 to 00050000"
+            )
         return validation_labels()[int(number[1]) - 1]
     folder = (folders or [""])[-1 if entry.labels in ("wnid-deep", "frames") else 0]
     classes = class_list(entry.class_list or "imagenet1k")

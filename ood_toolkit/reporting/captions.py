@@ -26,11 +26,11 @@ def caption(records: Sequence[Record], title: str, *, metrics: Sequence[str]) ->
     """
     parts = [
         _opening(records, title),
-        _deviation(records),
+        deviation(r.protocol for r in records),
         _SUITES.get(records[0].suite, ""),
         *_sizes(records, metrics),
         *_fits(records),
-        _transforms(records),
+        transforms((r.model, r.transform) for r in records),
         *_texts(records),
         _masks(records),
     ]
@@ -63,9 +63,9 @@ def _opening(records: Sequence[Record], title: str) -> str:
     return f"{title} on suite {records[0].suite}, protocol {protocols}, {names}, {over}"
 
 
-def _deviation(records: Sequence[Record]) -> str:
+def deviation(protocols: Iterable[str]) -> str:
     """Where a protocol's name ends in what suites add to it: that the numbers are not those of the published one."""
-    differ = _distinct(r.protocol for r in records if r.protocol.endswith(("-like", "-standin")))
+    differ = _distinct(name for name in protocols if name.endswith(("-like", "-standin")))
     where = "the caption in run.json, which the report shows, names what differs"
     return f"Not the published protocol ({_listed(differ)}): {where}" if differ else ""
 
@@ -97,7 +97,7 @@ def _base_rate(records: Sequence[Record]) -> str:
 
 def _fits(records: Sequence[Record]) -> list[str]:
     detecting = [r for r in records if r.task != "calibration"]
-    calibrated = [r for r in records if r.task == "calibration" or r.calibrator]
+    calibrated = [r for r in records if r.calibrator or (r.task == "calibration" and r.method != "none")]
     return [
         _settings(detecting, "fit_set", "Detectors that learn were fitted on"),
         _settings(calibrated, "calibration_set", "Calibrators were fitted on"),
@@ -109,13 +109,14 @@ def _settings(records: Sequence[Record], name: str, words: str) -> str:
     return f"{words} {_listed(sets)}" if sets else ""
 
 
-def _transforms(records: Sequence[Record]) -> str:
-    pairs = _distinct((r.model, r.transform) for r in records if r.transform)
-    transforms = _distinct(transform for _, transform in pairs)
-    if not transforms:
+def transforms(of_models: Iterable[tuple[str, str]]) -> str:
+    """How images were brought to the models, from (model, transform in words); "" where no transform is known."""
+    pairs = _distinct(pair for pair in of_models if pair[1])
+    known = _distinct(transform for _, transform in pairs)
+    if not known:
         return ""
-    if len(transforms) == 1:
-        return f"Transform: {transforms[0]}"
+    if len(known) == 1:
+        return f"Transform: {known[0]}"
     return "Each model has its own transform: " + "; ".join(f"{model}: {transform}" for model, transform in pairs)
 
 
