@@ -11,7 +11,8 @@ from ood_toolkit.detectors.adascale import (
     row_concentration,
     trivial_change,
 )
-from ood_toolkit.testing import SyntheticClassifier, synthetic_images
+from ood_toolkit.detectors.lts import LTSDetector
+from ood_toolkit.testing import SyntheticClassifier, synthetic_images, synthetic_outputs
 
 KINDS = [AdaSCALEADetector, AdaSCALELDetector]
 
@@ -103,3 +104,10 @@ def test_images_of_no_class_score_higher(kind):
     detector, _ = fitted(kind, classifier)
     ours, theirs = (detector(seen(detector, classifier, synthetic_images(split)[0])) for split in ("id", "ood"))
     assert (theirs.unsqueeze(1) > ours).double().mean() > 0.75
+
+
+def test_a_row_as_strange_as_the_strangest_training_row_has_the_lowest_percentile():
+    rows = synthetic_outputs().id.rows([0]).to(torch.float64)
+    detector = AdaSCALELDetector(low_percentile=50.0, high_percentile=90.0)
+    rows = replace(rows, taps={detector.taps[0]: rows.features})
+    torch.testing.assert_close(detector.fit(rows)(rows), LTSDetector(percentile=50.0)(rows))

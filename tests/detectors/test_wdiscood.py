@@ -4,6 +4,7 @@ import scipy.linalg
 import torch
 
 from ood_toolkit.detectors import WDiscOODDetector
+from ood_toolkit.outputs import Head, Outputs
 
 
 def literal_score(train, labels, test, discriminants, weight):
@@ -53,3 +54,16 @@ def test_no_more_directions_are_taken_than_separate_the_classes(outputs_like):
     detector = WDiscOODDetector(discriminants=7).fit(outputs_like(240))
     assert detector.discriminative.shape == (8, 3)
     assert detector.residual.shape == (8, 5)
+
+
+@pytest.mark.parametrize(("width", "classes", "expected"), [(12, 5, 4), (9, 8, 6)])
+def test_by_default_there_is_a_direction_less_than_classes_but_at_most_two_thirds_of_the_width(
+    width, classes, expected
+):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40 * classes) % classes
+    means = torch.randn(classes, width, generator=generator, dtype=torch.float64)
+    features = means[labels] + torch.randn(len(labels), width, generator=generator, dtype=torch.float64)
+    head = Head(means, torch.zeros(classes, dtype=torch.float64))
+    train = Outputs(logits=head(features), features=features, labels=labels, head=head)
+    assert WDiscOODDetector().fit(train).discriminative.shape == (width, expected)
