@@ -77,13 +77,21 @@ def keep_answers(scores: ScoreFile, suite: Suite, model: str, parts: Mapping[str
                     scores.add(column, values)
 
 
-def robustness(suite: Suite, scores: ScoreFile, models: Sequence[str], *, level: float | None = 0.95) -> dict[str, Any]:
+def robustness(
+    suite: Suite,
+    scores: ScoreFile,
+    models: Mapping[str, str],
+    *,
+    ensembles: Sequence[str] = (),
+    level: float | None = 0.95,
+) -> dict[str, Any]:
     """The views of a run as plain values, or {} where the suite has none; docs/run-folder.md describes them.
 
     Args:
         suite: what was run.
         scores: its score file, after `keep_answers` of every model.
-        models: model specs, in the order of the tables.
+        models: transform in words by model spec, in the order of the tables.
+        ensembles: names of those that the run has scored; they have records, and no views.
         level: of the intervals, or None for none.
     """
     parts = [part.name for part in _labelled(suite)]
@@ -96,12 +104,16 @@ def robustness(suite: Suite, scores: ScoreFile, models: Sequence[str], *, level:
     count = _Counting(suite, answers, level)
     places = [(model, part, view) for model in models for part in parts for view in views]
     return {
+        "suite": suite.name,
+        "protocol": suite.protocol,
+        "transforms": dict(models),
+        "without": list(ensembles),
         "level": level,
         "human": dict(HUMAN) if HUMAN["dataset"] in parts else None,
         "accuracy": [count.accuracy(*place) for place in places],
         "drop": [drop for model in models for view in views for drop in count.drops(model, view)],
         "wrong_confidence": [count.wrong(*place) for place in places],
-        "transfer": [count.transfer(models, part, view) for part in parts for view in views if len(models) > 1],
+        "transfer": [count.transfer(list(models), part, view) for part in parts for view in views if len(models) > 1],
         "classes": [row for model in models for part in parts for row in count.classes(model, part)],
     }
 

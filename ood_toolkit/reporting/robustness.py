@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ood_toolkit.reporting.captions import deviation, transforms
 from ood_toolkit.reporting.grid import Cell, Header, Table
 from ood_toolkit.reporting.options import DEFAULTS, TableOptions
 
@@ -48,7 +49,7 @@ def robustness_tables(views: Views, *, options: TableOptions = DEFAULTS) -> list
     several = len(_masks(views)) > 1
     kept = [entry for entry in views["transfer"] if entry["mask"] == _masks(views)[0]]
     kept = [entry for entry in kept if not options.datasets or entry["dataset"] in options.datasets]
-    return made + [_transfer(entry, several, options) for entry in kept]
+    return made + [_transfer(views, entry, several, options) for entry in kept]
 
 
 def class_accuracies(views: Views, *, options: TableOptions = DEFAULTS) -> list[Table]:
@@ -62,7 +63,7 @@ def class_accuracies(views: Views, *, options: TableOptions = DEFAULTS) -> list[
     for row in views.get("classes", ()):
         if _chosen(row, options):
             groups.setdefault((row["model"], row["dataset"]), []).append(row)
-    return [_classes(model, dataset, rows, options) for (model, dataset), rows in groups.items()]
+    return [_classes(views, model, dataset, rows, options) for (model, dataset), rows in groups.items()]
 
 
 def run_tables(
@@ -122,7 +123,11 @@ def _accuracies(views: Views, rows: Sequence[Mapping[str, Any]], options: TableO
         rows=tuple(headers),
         columns=_columns(views),
         cells=tuple(cells),
-        caption=(f"Robustness: {sizes}", *(() if several else (f"Model {places[0][0]}",))),
+        caption=(
+            f"Robustness{_setting(views)}: {sizes}",
+            *(() if several else (f"Model {places[0][0]}",)),
+            *_standing(views, [model for model, _ in places]),
+        ),
         conventions=_conventions(views, options),
         notes=tuple(notes.items()),
         label=f"{options.label}:robustness",
@@ -170,7 +175,7 @@ def _columns(views: Views) -> tuple[Header, ...]:
     )
 
 
-def _transfer(entry: Mapping[str, Any], several_views: bool, options: TableOptions) -> Table:
+def _transfer(views: Views, entry: Mapping[str, Any], several_views: bool, options: TableOptions) -> Table:
     kept = [i for i, model in enumerate(entry["models"]) if not options.models or model in options.models]
     view = f", {_view(entry['mask'], True)}" if several_views else ""
     rows = [Header(label=f"{entry['models'][a]} ({entry['wrong'][a]} wrong)") for a in kept]
@@ -185,16 +190,17 @@ def _transfer(entry: Mapping[str, Any], several_views: bool, options: TableOptio
         columns=tuple(Header(label=entry["models"][b], group="the share that this one gets wrong") for b in kept),
         cells=tuple(cells),
         caption=(
-            f"Transfer of errors on {entry['dataset']}{view}: of the images that the row's model gets wrong, the share "
-            "that the column's model gets wrong",
+            f"Transfer of errors on {entry['dataset']}{view}{_setting(views)}: of the images that the row's model gets "
+            "wrong, the share that the column's model gets wrong",
             "The last row is the share over all images, which independent errors would give",
+            *_standing(views, [entry["models"][i] for i in kept]),
         ),
         label=f"{options.label}:transfer:{entry['dataset']}:{entry['mask']}",
         intervals=options.intervals != "none",
     )
 
 
-def _classes(model: str, dataset: str, rows: Sequence[Mapping[str, Any]], options: TableOptions) -> Table:
+def _classes(views: Views, model: str, dataset: str, rows: Sequence[Mapping[str, Any]], options: TableOptions) -> Table:
     ordered = sorted(rows, key=lambda row: (row["top1"]["value"], -row["images"], row["class"]))
     cells = tuple(
         (
@@ -217,7 +223,10 @@ def _classes(model: str, dataset: str, rows: Sequence[Mapping[str, Any]], option
             Header(label="confidence", about="Mean confidence of the plain softmax."),
         ),
         cells=cells,
-        caption=(f"Classes of {dataset} with {model}, the least accurate first",),
+        caption=(
+            f"Classes of {dataset} with {model}{_setting(views)}, the least accurate first",
+            *_standing(views, [model]),
+        ),
         label=f"{options.label}:classes:{dataset}:{model}",
         intervals=options.intervals != "none",
     )
@@ -242,6 +251,23 @@ def _conventions(views: Views, options: TableOptions) -> tuple[str, ...]:
     if options.scale == "percent":
         parts.append("Values in percent")
     return tuple(parts)
+
+
+def _setting(views: Views) -> str:
+    """Suite and protocol, to go on a caption's first words; "" for files of before these were written."""
+    return f", suite {views['suite']}, protocol {views['protocol']}" if "suite" in views else ""
+
+
+def _standing(views: Views, models: Sequence[str]) -> list[str]:
+    """What lets a caption stand alone: deviation from the protocol, transforms, and what is not counted."""
+    known = views.get("transforms", {})
+    without = "; ".join(views.get("without", ()))
+    parts = [
+        deviation([views.get("protocol", "")]),
+        transforms((model, known.get(model, "")) for model in dict.fromkeys(models)),
+        f"Not counted here, models one by one only: {without}" if without else "",
+    ]
+    return [part for part in parts if part]
 
 
 def _cell(number: Mapping[str, Any] | None, options: TableOptions) -> Cell:

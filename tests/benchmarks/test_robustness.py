@@ -176,6 +176,14 @@ def test_accuracies_are_counted_image_by_image_with_and_without_the_mask(
         assert (found[key]["low"], found[key]["high"]) == pytest.approx(wilson(hits, total), abs=1e-12)
 
 
+def test_the_views_name_suite_protocol_and_transforms(views: dict[str, Any], folder: Path):
+    record = next(iter(read_records(folder / "records.jsonl")))
+    assert (views["suite"], views["protocol"]) == (record.suite, record.protocol)
+    assert list(views["transforms"]) == MODELS
+    assert views["transforms"][record.model] == record.transform != ""
+    assert views["without"] == []  # no ensemble was asked for
+
+
 def test_the_five_most_likely_are_those_of_the_logits(sheet: Sheet, root: Path):
     model, transform = one()
     classes = list(A_LIST.values())

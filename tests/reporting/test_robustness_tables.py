@@ -138,6 +138,27 @@ def test_the_matrix_has_the_base_rate_below_and_nothing_where_there_is_no_error(
     assert texts(chosen[1]) == {"/m2 (40 wrong)": ["0.410"], "/all 50 images": ["0.800"]}
 
 
+def test_every_caption_names_suite_protocol_deviation_transform_and_what_is_not_counted():
+    views = {
+        **made_up(),
+        "suite": "natural-adversarial",
+        "protocol": "official-like",
+        "transforms": {"m1": "squash 224", "m2": "crop 96"},
+        "without": ["ensemble[m1, m2]"],
+    }
+    tables = [*robustness_tables(views), *class_accuracies(views)]
+    assert len(tables) == 4
+    for table in tables:
+        text = ". ".join(table.caption)
+        assert "suite natural-adversarial, protocol official-like" in text
+        assert "Not the published protocol (official-like)" in text
+        assert "squash 224" in text
+        assert ("crop 96" in text) == (table.name != "classes")  # the classes of m1 alone
+        assert "Not counted here, models one by one only: ensemble[m1, m2]" in text
+    latex = FORMATS["latex"](tables)
+    assert latex.count("protocol official-like") == 4
+
+
 def test_intervals_percent_and_digits_are_those_asked_for():
     first = robustness_tables(made_up(), options=TableOptions(intervals="brackets", scale="percent"))[0].cells[0][0]
     assert (first.text, first.bounds, first.value) == ("11.1 [9.1, 13.1]", ("9.1", "13.1"), pytest.approx(0.111))
