@@ -58,9 +58,9 @@ def calibration_intervals(
     anew on each resample. An infinite NLL has the interval (inf, inf) where nearly all resamples are infinite.
 
     A binned calibration error is biased upwards, and on a resample twice over, so its bootstrap values lie above the
-    value itself. Their spread is right, and the intervals of the three errors are moved back to the value: they say
-    where the printed number would fall on fresh data of this size, not where the error free of bias lies. For that
-    see `debiased_rms`.
+    value itself. Their spread is right, and the intervals of the three errors are moved back to the value: they hold
+    the average of this number over data of this size, bias and all, not the error free of bias. For that see
+    `debiased_rms`.
 
     Args:
         probabilities: shape (N, C), rows summing to one.

@@ -182,6 +182,43 @@ def test_an_interval_of_aurc_covers_its_true_value_although_the_error_rate_varie
     assert 0.93 <= np.mean([one.low <= truth <= one.high for one in found]) <= 0.97
 
 
+@pytest.mark.slow
+def test_intervals_of_aupr_and_fpr_cover_their_true_values():
+    rng = np.random.default_rng(11)
+
+    def sample(rows):
+        return rng.normal(0, 1, 2 * rows), rng.normal(1, 1, rows)
+
+    exact = {"fpr_at_tpr": norm.sf(1 + norm.ppf(0.05)), "fpr_at_tpr_id_positive": norm.cdf(norm.ppf(0.95) - 1)}
+    truth = exact | {"aupr": m.aupr(*sample(1_000_000))}
+    trials = 800
+    found = [m.intervals(list(truth), *sample(200), resamples=300, seed=trial) for trial in range(trials)]
+    for name, value in truth.items():
+        assert 0.92 <= np.mean([one[name].low <= value <= one[name].high for one in found]) <= 0.97, name
+
+
+@pytest.mark.slow
+def test_calibration_intervals_cover_true_means_and_the_average_ece_of_so_many_rows():
+    rng = np.random.default_rng(12)
+
+    def sample(rows):
+        logits = rng.normal(0, 2, (rows, 10))
+        true, bold = (np.exp(factor * logits) for factor in (1.0, 1.6))
+        true, bold = (powers / powers.sum(axis=1, keepdims=True) for powers in (true, bold))
+        return bold, (true.cumsum(axis=1) > rng.random((rows, 1))).argmax(axis=1)
+
+    many = sample(500_000)
+    truth = {"accuracy": m.accuracy(*many), "nll": m.nll(*many), "brier": m.brier(*many)}
+    truth["ece"] = float(np.mean([m.ece(*m.top_label(*sample(500))) for _ in range(2000)]))
+    trials = 800
+    found = [m.calibration_intervals(*sample(500), resamples=200, seed=trial) for trial in range(trials)]
+    for name, value in truth.items():
+        assert 0.92 <= np.mean([one[name].low <= value <= one[name].high for one in found]) <= 0.97, name
+    fresh = [m.ece(*m.top_label(*sample(500))) for _ in range(trials)]
+    inside = np.mean([one["ece"].low <= value <= one["ece"].high for one, value in zip(found, fresh, strict=True)])
+    assert inside < 0.9  # an interval for the average is too narrow for a second sample's number
+
+
 def test_calibration_intervals_hold_their_values_and_equal_rows_resampled_one_by_one():
     probabilities, labels = case_b()
     found = m.calibration_intervals(probabilities, labels, resamples=400)
