@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from ood_toolkit.detectors.lts import LTSDetector
@@ -14,6 +16,14 @@ def test_it_is_the_energy_of_logits_scaled_one_row_at_a_time(percentile, power):
         factor = (sum(features) / sum(sorted(features, reverse=True)[:kept])) ** power
         expected = -float((data.ood.logits[row].double() * factor).logsumexp(0))
         assert float(detector(data.ood.rows([row]))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_negative_features_count_as_0_in_both_sums():
+    rows = synthetic_outputs().ood
+    signed = rows.features - 0.5
+    assert bool((signed < 0).any(dim=1).all())
+    scores = LTSDetector(percentile=65)(replace(rows, features=signed))
+    assert scores.equal(LTSDetector(percentile=65)(replace(rows, features=signed.clamp(min=0))))
 
 
 def test_predictions_stay_as_they_are():
