@@ -204,6 +204,7 @@ REFUSED = {
     "unknown ensemble": (["--ensemble", "mean"], "no ensemble is named 'mean'"),
     "unknown suite": (["--suite", "imagenet"], "no suite is named 'imagenet'"),
     "no id": (["--suite", "folders", "--model", "test_cli:network"], "needs --id DIR"),
+    "snapshots for digits": (["--suite", "digits", "--snapshots", "runs"], "brings its own images and networks"),
     "models for digits": (["--suite", "digits", "--model", "timm:resnet18"], "brings its own images and networks"),
     "a model without images": (["--model", "timm:resnet18"], "--model needs images to score"),
     "no data root": (["--suite", "imagenet-a", "--model", "demo:efficientnet_lite0"], "needs --data-root DIR"),

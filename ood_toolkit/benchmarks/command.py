@@ -270,9 +270,8 @@ Loaded = tuple[Suite, list[LoadedClassifier], list[LoadedClassifier]]
 
 
 def _digits(choices: Choices, name: str, device: str, taps: Sequence[str]) -> Loaded:
-    if any(
-        (choices.models, choices.members, choices.checkpoints, choices.folders, choices.ood, choices.second_opinion)
-    ):
+    brought = choices.models, choices.members, choices.checkpoints, choices.snapshots, choices.second_opinion
+    if any((*brought, choices.folders, choices.ood)):
         raise ValueError("the digits suite brings its own images and networks; for yours, use --suite folders")
     count = _DIGITS_MEMBERS if _pools(choices.ensemble) else 1
     networks = [digits_classifier(choices.seed + number, taps if number == 0 else ()) for number in range(count)]

@@ -75,6 +75,9 @@ class EnsemblePool(Fitted, ABC):
 
     def fit(self, member_logits: Float[Tensor, "M N C"], labels: Int[Tensor, " N"]) -> Self:
         """Learns from held-out logits of every member. Returns itself."""
+        if member_logits.ndim != 3 or not len(member_logits):
+            shape = tuple(member_logits.shape)
+            raise ValueError(f"a pool takes the logits of at least one member, (M, N, C), but got shape {shape}")
         return self
 
     @abstractmethod

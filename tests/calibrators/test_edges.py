@@ -98,6 +98,13 @@ def test_ets_keeps_every_prediction_although_the_uniform_part_takes_all():
     assert torch.equal(fitted(LOGITS).argmax(1), LOGITS.argmax(1))
 
 
+@pytest.mark.parametrize("members", [LOGITS, LOGITS[None][:0]], ids=["one model's logits", "no member"])
+@pytest.mark.parametrize("name", ["mean_probability", "mean_logit", "geometric_mean", "majority_vote"])
+def test_a_pool_that_learns_nothing_still_refuses_what_has_no_members(name: str, members: Tensor):
+    with pytest.raises(ValueError, match=r"at least one member, \(M, N, C\), but got shape \((300|0, 300), 6\)"):
+        registry.build_ensemble(name).fit(members, LABELS)
+
+
 @pytest.mark.parametrize("case", ["one constant", "one class in all", "one row", "an impossible class", "all right"])
 @pytest.mark.parametrize("name", registry.ensemble_classes())
 def test_every_pool_answers_without_nan_or_says_why_not(name: str, case: str):
