@@ -195,6 +195,7 @@ class Extractor:
 
     def _lacking(self, store: Store, job: Job) -> tuple[dict[str, str], dict[int, list[str]]]:
         """What the store cannot give with the reason, and the groups it lacks by shard number."""
+        store.note(job.classifier.tap_gaps)  # what the model is known not to give is worth no pass
         notes = store.notes
         groups = _groups(job, notes)
         for group in groups:
@@ -206,7 +207,7 @@ class Extractor:
     def lacking(self, job: Job, images: ImageSet) -> dict[Shard, list[str]]:
         """The groups of columns that a pass would compute, by shard; looked up without touching the store."""
         store = self.seen(job, images)
-        pending = _pending(store, _groups(job, store.notes))
+        pending = _pending(store, _groups(job, {**store.notes, **job.classifier.tap_gaps}))
         return {shard: pending[shard.number] for shard in store.shards if shard.number in pending}
 
     def _compute(self, targets: Sequence[Target]) -> None:

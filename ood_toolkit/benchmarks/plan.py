@@ -12,11 +12,12 @@ import torch
 
 from ood_toolkit.benchmarks.lacking import require_fit_data
 from ood_toolkit.benchmarks.masking import masks_of, seen_through, tap_under
-from ood_toolkit.benchmarks.methods import MEMBER_TAP
+from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS
 from ood_toolkit.benchmarks.recording import METRICS_OF
 from ood_toolkit.benchmarks.runner import Settings
 from ood_toolkit.benchmarks.shared_pass import wanted_of
 from ood_toolkit.benchmarks.suite import Suite
+from ood_toolkit.calibrators import EnsemblePool
 from ood_toolkit.datasets import ImageSet
 from ood_toolkit.datasets.combined import JoinedImages, SubsetImages
 from ood_toolkit.datasets.sizes import file_bytes
@@ -119,15 +120,21 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"Plan of {self.suite} ({self.protocol}); nothing was written.", "", "Read"]
         lines += [
-            f"  {s.name}: {s.images:,} images, {_bytes(s.bytes) if s.bytes != 0 else 'in memory'}" for s in self.sets
+            f"  {s.name}: {_counted(s.images, 'image')}, {'in memory' if s.bytes == 0 else _bytes(s.bytes)}"
+            for s in self.sets
         ]
         lines += ["", "Parts", *(f"  {role}: {text}" for role, text in self.parts.items())]
         lines += ["", "Forward pass", *(f"  {_model_line(model)}" for model in self.models)]
-        lines += ["", "Fitted", *(f"  on {part}: {', '.join(specs)}" for part, specs in self.fitted.items())]
+        if self.fitted:
+            lines += ["", "Fitted", *(f"  on {part}: {', '.join(specs)}" for part, specs in self.fitted.items())]
         if self.left_out:
             lines += ["", "Left out", *(f"  {spec}: {why}" for spec, why in self.left_out.items())]
-        lines += ["", f"Scored by {self.detectors} detectors and {self.calibrators} calibrators"]
-        lines += [f"  {kind}: {name}, {n:,} images{f', {mask}' if mask else ''}" for kind, name, mask, n in self.scored]
+        counts = (_counted(self.detectors, "detector"), _counted(self.calibrators, "calibrator"))
+        lines += ["", f"Scored by {' and '.join(counts)}"]
+        lines += [
+            f"  {kind}: {name}, {_counted(n, 'image')}{f', {mask}' if mask else ''}"
+            for kind, name, mask, n in self.scored
+        ]
         lines += [
             "",
             "Written",
@@ -259,8 +266,8 @@ def _timed(extractor: Extractor, jobs: Sequence[Job], sets: Sequence[ImageSet], 
     each = (long - short) / (many - few) if many > few and long > short else long / many
     models = "1 model" if len(jobs) == 1 else f"{len(jobs)} models together"
     how = (
-        f"the forward pass of {todo:,} images, by timing {models} on {many} of them now: {each * 1e3:.1f} ms each "
-        f"on {jobs[0].classifier.device}"
+        f"the forward pass of {_counted(todo, 'image')}, by timing {models} on {many} of them now: "
+        f"{each * 1e3:.1f} ms each on {jobs[0].classifier.device}"
     )
     return _Timing(max(short, short + each * (todo - few)), how, row_bytes, gaps)
 
@@ -316,10 +323,18 @@ def _fitted(suite: Suite, settings: Settings, out: Collection[str]) -> dict[str,
         if method.detector.needs == "train" and method.detector.spec not in out:
             fitted.setdefault("calibration" if method.detector.held_out else "fit", []).append(method.spec)
     if suite.calibration is not None:
-        learned = [c.spec for c in (*settings.calibrators, *settings.pools) if c.name != "none"]
+        learned = [c.spec for c in (*settings.calibrators, *_pools(settings)) if c.name != "none"]
         fitted.setdefault("calibration", []).extend(learned)
     heads = [m.spec for m in settings.methods if m.detector.needs == "head" and m.detector.spec not in out]
     return {part: tuple(specs) for part, specs in {**fitted, "the head alone": heads}.items() if specs}
+
+
+def _pools(settings: Settings) -> Sequence[EnsemblePool]:
+    """The ways to pool that learn, and have something to pool: several models, or a model's own further passes."""
+    several = len(settings.models) + len(settings.members) > 1
+    passes = any(tap.startswith(PASS_TAPS) for method in settings.methods for tap in method.detector.taps)
+    pools = settings.pools if several else settings.pools[:1] if passes else ()
+    return [pool for pool in pools if type(pool).fit is not EnsemblePool.fit]
 
 
 def _roles(suite: Suite) -> dict[str, str]:
@@ -358,10 +373,18 @@ def _on_top(models: Sequence[ModelPlan]) -> str:
 
 
 def _model_line(model: ModelPlan) -> str:
-    parts = [f"{model.images:,} images now, {model.stored:,} are in the store"]
+    parts = [f"{_counted(model.images, 'image')} now, {model.stored:,} {_are(model.stored)} in the store"]
     parts += [f"{model.again:,} once more for detectors that are fitted on the first outputs"] if model.again else []
-    parts += [f"gradients or further passes for {len(model.live)} of the detectors"] if model.live else []
+    parts += [f"gradients or further passes for {_counted(len(model.live), 'detector')}"] if model.live else []
     return f"{model.model}: {'; '.join(parts)}; {_bytes(model.store_bytes)} more in the store"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _existing(path: Path) -> Path:
@@ -375,7 +398,7 @@ def _bytes(count: int | None) -> str:
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
+    return _counted(count, "byte")
 
 
 def _duration(seconds: float) -> str:

@@ -1,5 +1,6 @@
 """`ood-bench` itself: scores detectors and calibrators together."""
 
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -236,7 +237,10 @@ def _plan(choices: "Choices", *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from ood_toolkit.benchmarks.command import plan
+    from ood_toolkit.distributed import launched
 
+    if launched() and os.environ["RANK"] != "0":
+        return  # all ranks would say the same
     made = plan(choices)
     typer.echo(json.dumps(asdict(made), default=str, ensure_ascii=False, indent=1) if as_json else str(made))
 

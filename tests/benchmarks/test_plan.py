@@ -179,6 +179,55 @@ def test_after_the_run_everything_is_stored_and_takes_no_time(
     assert 0 < more["store_bytes"] < 640 * 8 + 4096
 
 
+def test_a_tap_that_no_single_model_has_costs_no_pass_over_stored_images(
+    bench: Callable[..., Result], photos: Path, tmp_path: Path
+):
+    assert bench(*words(photos, tmp_path, "--detectors", "msp")).code == 0
+    arguments = words(photos, tmp_path, "--detectors", "one-pass,-weiper")
+    plan = planned(bench, *arguments)
+    (model,) = plan["models"]
+    assert (model["images"], model["stored"], model["store_bytes"]) == (0, 640, 0)
+    assert "needs the tap member_logits" in plan["left_out"]["expected_entropy"]
+    run = bench(*arguments)
+    assert run.code == 0, run.err
+    assert computed(run.err, "test_plan:one") == 0
+    assert "no forward pass" in run.err
+
+
+def test_the_plan_has_no_empty_heading_and_counts_one_thing_as_one(
+    bench: Callable[..., Result], photos: Path, tmp_path: Path
+):
+    arguments = [*words(photos, tmp_path, "--detectors", "msp"), "--dry-run"]
+    arguments[arguments.index("temperature")] = "none"
+    text = bench(*arguments).out
+    assert "Fitted" not in text
+    assert "Scored by 1 detector and 1 calibrator\n" in text
+
+
+def test_ensembles_are_fitted_only_where_they_learn_and_there_is_something_to_pool(
+    bench: Callable[..., Result], photos: Path, tmp_path: Path
+):
+    pools = ("--detectors", "msp", "--ensemble", "mean_probability,stacked_probability")
+    alone = planned(bench, *words(photos, tmp_path, *pools))
+    both = planned(bench, *words(photos, tmp_path, *pools, models=("one", "two")))
+    assert alone["fitted"] == {"calibration": ["temperature"]}
+    assert both["fitted"] == {"calibration": ["temperature", "stacked_probability"]}
+
+
+def test_of_several_ranks_the_first_alone_prints_the_plan(
+    bench: Callable[..., Result], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    printed = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        printed.append(bench(*words(photos, tmp_path, "--detectors", "msp"), "--dry-run"))
+    assert [result.code for result in printed] == [0, 0]
+    assert printed[0].out.startswith("Plan of folders")
+    assert printed[1].out == ""
+
+
 def test_what_an_interrupted_run_kept_is_not_planned_again(
     bench: Callable[..., Result], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
