@@ -18,6 +18,8 @@ from ood_toolkit.datasets.locate import Found, find, open_set
 
 Source = Literal["auto", "train", "v2", "validation", "none"]
 CLASSES = 1000
+VALIDATION_PER_CLASS = 50
+"""Validation images of every class, as published."""
 STAND_IN = "imagenet-v2-matched-frequency"
 TRAIN = "imagenet-1k-train"
 

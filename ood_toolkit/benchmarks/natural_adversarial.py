@@ -14,6 +14,7 @@ from torch import Tensor
 from ood_toolkit.benchmarks.imagenet import (
     CLASSES,
     STAND_IN,
+    VALIDATION_PER_CLASS,
     Learned,
     Learning,
     Validation,
@@ -39,7 +40,6 @@ NATURAL_ADVERSARIAL_SUITES = {
     "natural-adversarial": ("imagenet-a", "imagenet-a+clean", "imagenet-o"),
 }
 """Suite name → what it scores."""
-_OFFICIAL_PER_CLASS = 50
 
 
 def available(root: Path) -> bool:
@@ -208,8 +208,8 @@ def _deviations(scored: Sequence[str], parts: _Parts, *, whole: bool) -> list[st
         )
     classes = set(range(CLASSES)) if whole else _classes(scored)
     there = len(parts.known.rows_of(classes))
-    if there != _OFFICIAL_PER_CLASS * len(classes):
-        found.append(f"{there:,} validation images are here, {_OFFICIAL_PER_CLASS * len(classes):,} were published")
+    if there != VALIDATION_PER_CLASS * len(classes):
+        found.append(f"{there:,} validation images are here, {VALIDATION_PER_CLASS * len(classes):,} were published")
     return found
 
 

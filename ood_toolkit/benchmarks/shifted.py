@@ -1,7 +1,7 @@
 """ImageNet classes under another distribution, one set at a time: ImageNetV2, -R, -Sketch, -C, -P, -Hard and others."""
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -10,6 +10,7 @@ import torch
 from ood_toolkit.benchmarks.imagenet import (
     CLASSES,
     STAND_IN,
+    VALIDATION_PER_CLASS,
     Learning,
     Validation,
     imagenet_views,
@@ -21,7 +22,7 @@ from ood_toolkit.datasets import ImageSet, SubsetImages
 from ood_toolkit.datasets.accepted import AcceptingImages
 from ood_toolkit.datasets.catalogue import CatalogueEntry, catalogue, entry
 from ood_toolkit.datasets.classes import class_indices, folder_map
-from ood_toolkit.datasets.corrupted import CORRUPTIONS, CorruptedImages
+from ood_toolkit.datasets.corrupted import CORRUPTIONS, SEVERITIES, CorruptedImages
 from ood_toolkit.datasets.locate import how_to_get, open_set
 
 ShiftProtocol = Literal["official", "masked", "full-1000way"]
@@ -34,6 +35,7 @@ _MAPPED = ("mapped", "mapped-deep")
 _READ = ("wnid", "wnid-deep", "index", "frames", "parquet", *_MAPPED)
 _WITHIN = {"wnid-deep": "<corruption>/3", "frames": "<perturbation>", "mapped-deep": "<domain>"}
 """What must be named behind a set that is too large, or too mixed, to be scored as a whole."""
+_UNCHECKED = " How many images it has is not known here, so nobody checked that none is missing."
 _TASKS = ("misclassification", "calibration")
 
 
@@ -81,21 +83,23 @@ def shift_suite(
     whole = f"{known.name}/{within.rstrip('/')}" if within else known.name
     subset = _subset(known)
     mask = subset if protocol == "masked" or (protocol == "official" and known.labels not in _MAPPED) else None
-    clean, fit, calibration = _clean(known, root, learning or Learning(), masked=mask is not None)
-    parts = [Part(whole, images, None, ""), *([clean] if clean is not None else [])]
+    beside = _beside(known, root, learning or Learning(), masked=mask is not None)
+    parts = [Part(whole, images, None, ""), *([beside.clean] if beside.clean is not None else [])]
     sizes = " and ".join(f"{len(part):,} images of {part.name}" for part in parts)
     view = f"logits cut to its {len(mask.classes)} classes" if mask else "all 1000 logits count"
     several = " A prediction is right if it is any of an image's classes." if _several(images) else ""
     faults = "".join(f" {fault}" for fault in known.faults)
-    short = known.images is not None and len(images) != known.images
-    less = f" Not the published set: {len(images):,} images are here, {known.images:,} were published." if short else ""
+    published = _published(known, within)
+    less = _less("set", len(images), published) + beside.less
+    unknown = _UNCHECKED if published is None else ""
     return Suite(
         name=whole,
-        caption=f"{known.title}: {known.about} {sizes}; {view}; a wrong prediction is positive.{less}{several}{faults}",
+        caption=f"{known.title}: {known.about} {sizes}; {view}; a wrong prediction is positive."
+        f"{less}{unknown}{several}{faults}",
         tasks=[Task(kind, part.name, part, None, mask) for kind in _TASKS for part in parts],
-        fit=fit,
-        calibration=calibration,
-        protocol=("masked" if mask else "full-1000way") + ("-like" if short else ""),
+        fit=beside.fit,
+        calibration=beside.calibration,
+        protocol=("masked" if mask else "full-1000way") + ("-like" if less else ""),
         notes=known.faults,
         views=imagenet_views("imagenet-1k", subset),
     )
@@ -116,24 +120,33 @@ def _own_corruption(which: str, root: Path, learning: Learning) -> Suite:
     source = "ImageNet validation" if known.official else "ImageNetV2 in place of validation"
     clean = Part("imagenet-1k", known.images, rows, source)
     scored = known.images if len(rows) == len(known.images) else SubsetImages(known.images, rows.tolist())
+    less = _less(source, len(known.images), entry("imagenet-1k" if known.official else STAND_IN).images)
     name = f"{OWN}/{corruption}/{text}"
     corrupted = Part(name, CorruptedImages(scored, corruption, int(text), seed=learning.seed, name=name))
     return Suite(
         name=name,
         caption=f"{len(rows):,} images of {source} under {corruption} at severity {text}, made here, beside the same "
         "images without it; all 1000 logits count; a wrong prediction is positive. The recipe is ImageNet-C's, the "
-        "pixels are not those of its files, so numbers are not comparable with published ones.",
+        f"pixels are not those of its files, so numbers are not comparable with published ones.{less}",
         tasks=[Task(kind, part.name, part) for kind in _TASKS for part in (corrupted, clean)],
         fit=chosen.fit,
         calibration=chosen.calibration,
-        protocol="full-1000way",
+        protocol="full-1000way" + ("-like" if less else ""),
         views=imagenet_views("imagenet-1k", None),
     )
 
 
-def _clean(
-    known: CatalogueEntry, root: Path, learning: Learning, *, masked: bool
-) -> tuple[Part | None, Part | None, Part | None]:
+@dataclass(frozen=True, eq=False)
+class _Beside:
+    """What stands beside a shifted set; `less` says that validation images are missing."""
+
+    clean: Part | None
+    fit: Part | None
+    calibration: Part | None
+    less: str = ""
+
+
+def _beside(known: CatalogueEntry, root: Path, learning: Learning, *, masked: bool) -> _Beside:
     """Validation images of the same classes, and what is learned from; ImageNetV2 is neither where it is scored."""
     own = set(class_indices(known.class_list or "imagenet1k"))
     classes: Collection[int] = own if masked else range(CLASSES)
@@ -144,11 +157,27 @@ def _clean(
         learning = replace(learning, source="validation" if images else "none")
     chosen = learned(root, images, classes, learning)
     if images is None:
-        return None, chosen.fit, chosen.calibration
+        return _Beside(None, chosen.fit, chosen.calibration)
     rows = images.rows_of(own)
+    less = _less("validation images of these classes", len(rows), VALIDATION_PER_CLASS * len(own))
     rows = rows[~torch.isin(rows, chosen.withheld)]
     part = Part("imagenet-1k", _alike(known, images), rows, f"{len(own)} classes")
-    return part, chosen.fit, chosen.calibration
+    return _Beside(part, chosen.fit, chosen.calibration, less)
+
+
+def _published(known: CatalogueEntry, within: str) -> int | None:
+    """How many images the set, or the part of it that is scored, has; None where nothing tells."""
+    if known.labels != "wnid-deep":
+        return known.images
+    depth = len(within.strip("/").split("/"))  # all validation images, at each severity of each corruption
+    return {1: len(SEVERITIES), 2: 1}.get(depth, 0) * VALIDATION_PER_CLASS * CLASSES or None
+
+
+def _less(what: str, here: int, published: int | None) -> str:
+    """A sentence with a space before it where a set is not whole, or not as it was published; else ""."""
+    if published is None or here == published:
+        return ""
+    return f" Not the published {what}: {here:,} images are here, {published:,} were published."
 
 
 def _alike(known: CatalogueEntry, clean: Validation) -> ImageSet:

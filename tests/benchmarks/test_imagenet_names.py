@@ -1,7 +1,9 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ood_toolkit.benchmarks import shifted
 from ood_toolkit.benchmarks.imagenet import Learning
 from ood_toolkit.benchmarks.imagenet_suites import (
     canonical_name,
@@ -11,6 +13,7 @@ from ood_toolkit.benchmarks.imagenet_suites import (
     reference_lines,
     require_imagenet_classes,
 )
+from ood_toolkit.datasets.catalogue import entry
 from ood_toolkit.datasets.classes import class_list, validation_labels
 from ood_toolkit.records import Record
 
@@ -49,6 +52,44 @@ def test_a_shifted_set_is_scored_beside_validation_images_of_its_classes(root: P
     assert "Not the published set: 2 images are here, 30,000 were published." in suite.caption
     whole = imagenet_suite("imagenet-r", root, protocol="full-1000way")
     assert all(task.mask is None for task in whole.tasks)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("imagenet-c-blur/defocus_blur/3", "2 images are here, 50,000"),
+        ("imagenet-c-blur/defocus_blur", "4 images are here, 250,000"),
+    ],
+)
+def test_a_corruption_that_lacks_images_is_marked(root: Path, name: str, published: str):
+    suite = imagenet_suite(name, root)
+    assert suite.protocol == "full-1000way-like"
+    assert f"Not the published set: {published} were published." in suite.caption
+
+
+def test_missing_validation_images_are_marked_and_those_held_out_are_not_missing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        shifted, "entry", lambda name: replace(entry(name), images=2)
+    )  # as if the shifted set were whole
+    for source in ("validation", "none"):
+        suite = imagenet_suite("imagenet-r", root, learning=Learning(source=source))
+        assert suite.protocol == "masked-like"
+        assert "Not the published validation images of these classes: 20 images are here, 10,000" in suite.caption
+        assert "published set" not in suite.caption
+    monkeypatch.setattr(shifted, "VALIDATION_PER_CLASS", 0.1)  # 20 images of 200 classes
+    for source in ("validation", "none"):
+        suite = imagenet_suite("imagenet-r", root, learning=Learning(source=source))
+        assert suite.protocol == "masked"
+        assert "Not the published" not in suite.caption
+
+
+def test_a_set_of_unknown_size_is_said_to_be_unchecked(root: Path):
+    touch(root / f"stylized-imagenet/val/{RENDERED[0]}/a.jpg")
+    sentence = "How many images it has is not known here"
+    assert sentence in imagenet_suite("stylized-imagenet", root).caption
+    assert sentence not in imagenet_suite("imagenet-r", root).caption
 
 
 def test_one_corruption_at_one_severity_is_a_suite(root: Path):
