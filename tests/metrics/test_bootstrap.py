@@ -189,8 +189,11 @@ def test_intervals_of_aupr_and_fpr_cover_their_true_values():
     def sample(rows):
         return rng.normal(0, 1, 2 * rows), rng.normal(1, 1, rows)
 
-    exact = {"fpr_at_tpr": norm.sf(1 + norm.ppf(0.05)), "fpr_at_tpr_id_positive": norm.cdf(norm.ppf(0.95) - 1)}
-    truth = exact | {"aupr": m.aupr(*sample(1_000_000))}
+    exact = {
+        "fpr_at_tpr": float(norm.sf(1 + norm.ppf(0.05))),
+        "fpr_at_tpr_id_positive": float(norm.cdf(norm.ppf(0.95) - 1)),
+    }
+    truth: dict[str, float] = exact | {"aupr": m.aupr(*sample(1_000_000))}
     trials = 800
     found = [m.intervals(list(truth), *sample(200), resamples=300, seed=trial) for trial in range(trials)]
     for name, value in truth.items():
