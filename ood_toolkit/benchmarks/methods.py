@@ -94,9 +94,20 @@ def _group(name: str) -> list[Method]:
 
 
 def parse_calibrators(text: str) -> list[Calibrator]:
-    """Calibrators from a comma-separated list; "all" stands for every registered one. The plain softmax is first."""
+    """Calibrators from a comma-separated list; "all" stands for every registered one. The plain softmax is first.
+
+    `-bbq` takes one out of what stands before it; the plain softmax stays.
+
+    Raises:
+        ValueError: an unknown name or a wrong argument.
+    """
     found: dict[str, Calibrator] = {"none": build_calibrator("none")}
     for spec in split_specs(text):
+        if spec.startswith("-"):
+            unwanted = build_calibrator(spec[1:]).spec
+            if unwanted == "none" or found.pop(unwanted, None) is None:
+                raise ValueError(f"{spec!r} takes out a calibrator that was not asked for before it, or the softmax")
+            continue
         names = list(calibrator_classes()) if spec == "all" else [spec]
         for calibrator in map(build_calibrator, names):
             found.setdefault(calibrator.spec, calibrator)

@@ -60,7 +60,7 @@ def bench(
     tune_on: Annotated[
         str, typer.Option(metavar="NAME=DIR", help="OOD images on which tuned+NAME chooses its hyper-parameters.")
     ] = "",
-    calibrators: Annotated[str, typer.Option(help="Comma-separated specs, or all.")] = "all",
+    calibrators: Annotated[str, typer.Option(help="Comma-separated specs, or all; -NAME takes one out.")] = "all",
     ensemble: Annotated[
         str, typer.Option(help="Ways to pool several models: comma-separated specs, all, or none.")
     ] = "all",

@@ -64,3 +64,12 @@ def test_the_plain_softmax_is_always_there_and_first():
     assert [c.spec for c in parse_calibrators("temperature")] == ["none", "temperature"]
     assert [c.spec for c in parse_calibrators("all")] == list(calibrator_classes())
     assert [c.spec for c in parse_calibrators("")] == ["none"]
+
+
+def test_a_minus_takes_a_calibrator_out():
+    specs = [calibrator.spec for calibrator in parse_calibrators("all,-bbq")]
+    assert specs[0] == "none"
+    assert set(specs) == {calibrator.spec for calibrator in parse_calibrators("all")} - {"bbq"}
+    for wrong in ("temperature,-bbq", "all,-none"):
+        with pytest.raises(ValueError, match="takes out a calibrator that was not asked for"):
+            parse_calibrators(wrong)
