@@ -62,7 +62,7 @@ def test_compositions_that_mean_nothing_are_refused(spec: str):
 
 def test_the_plain_softmax_is_always_there_and_first():
     assert [c.spec for c in parse_calibrators("temperature")] == ["none", "temperature"]
-    assert [c.spec for c in parse_calibrators("all")] == list(calibrator_classes())
+    assert [c.name for c in parse_calibrators("all")] == list(calibrator_classes())
     assert [c.spec for c in parse_calibrators("")] == ["none"]
 
 
