@@ -246,12 +246,26 @@ def other_weights() -> nn.Module:
 
 def test_without_calibration_images_what_learns_from_them_says_which_option_gives_some(bench: Bench, photos: Path):
     two = folders(photos, "--model", "test_cli_runs:other_weights", "--detectors", "msp", "--calibrate-fraction", 0)
-    result = bench(*two, "--ensemble", "mean_logit,pooled_temperature")
+    result = bench(*two, "--calibrators", "all", "--ensemble", "all")
     assert result.code == 0, result.err
     remedy = (
         "needs calibration data, but this run has none; give --calibrate DIR or a --calibrate-fraction above 0 "
         "(folders), or --learn (ImageNet suites)"
     )
-    assert f"pooled_temperature left out: {remedy}" in result.err
+    assert result.err.count(f"pooled_temperature left out: {remedy}") == 1
     assert result.out.count(remedy) == 1  # one footnote, of the calibrator and of the ensemble
     assert "call fit" not in result.err + result.out
+
+
+def test_calibrators_and_ensembles_that_are_named_are_refused_before_the_first_image_without_calibration_images(
+    bench: Bench, photos: Path, tmp_path: Path
+):
+    two = folders(photos, "--model", "test_cli_runs:other_weights", "--detectors", "msp", "--calibrate-fraction", 0)
+    for more in ((), ("--dry-run",)):
+        calibrator = bench(*two, "--calibrators", "temperature", "--ensemble", "none", *more)
+        pool = bench(*two, "--calibrators", "all", "--ensemble", "mean_logit,pooled_temperature", *more)
+        for result, name in ((calibrator, "temperature"), (pool, "pooled_temperature")):
+            assert result.code == 2
+            assert f"{name}: needs calibration data, but this run has none; give --calibrate DIR" in result.err
+    assert not list((tmp_path / "cache").glob("*"))
+    assert bench(*two, "--calibrators", "none", "--ensemble", "mean_logit").code == 0  # neither learns

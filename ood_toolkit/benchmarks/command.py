@@ -47,7 +47,7 @@ from ood_toolkit.datasets.locate import data_root
 from ood_toolkit.distributed import ALONE, World, own_device
 from ood_toolkit.extract import Extractor, Progress, silent
 from ood_toolkit.models import LoadedClassifier
-from ood_toolkit.registry import build_ensemble, ensemble_classes, split_specs
+from ood_toolkit.registry import build_calibrator, build_ensemble, ensemble_classes, split_specs
 from ood_toolkit.store import replace_text
 
 SUITES = ("digits", "folders", *imagenet_suites())
@@ -192,6 +192,7 @@ def _settings(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], No
         methods=plan.methods,
         calibrators=plan.calibrators,
         pools=plan.pools,
+        named=_named(choices, plan),
         extractor=plan.extractor,
         bootstrap=Bootstrap(resamples=choices.resamples, seed=choices.seed),
         seed=choices.seed,
@@ -199,6 +200,14 @@ def _settings(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], No
         say=say,
         crew=crew,
     )
+
+
+def _named(choices: Choices, plan: _Plan) -> frozenset[str]:
+    """Specs of calibrators, and of pools that have something to pool, that did not come with "all"."""
+    found = {build_calibrator(text).spec for text in split_specs(choices.calibrators) if text != "all"}
+    if choices.ensemble != "all" and len(plan.models) + len(plan.members) > 1:
+        found |= {pool.spec for pool in plan.pools}
+    return frozenset(found)
 
 
 def _identity(model: LoadedClassifier) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """What a detector lacks to be fitted, as far as labels say it: known before the first image goes through a model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ood_toolkit.benchmarks.methods import Method
 from ood_toolkit.benchmarks.suite import ClassMask, Part, Suite
+from ood_toolkit.calibrators import Calibrator, EnsemblePool
 from ood_toolkit.outputs import UNKNOWN
 from ood_toolkit.registry import AnyDetector
 
@@ -78,6 +79,47 @@ def lacking(method: Method, suite: Suite, mask: ClassMask | None, classes: int) 
                 f"give more images to learn from, or write {detector.name}({parameter}=…) with at most {most}"
             )
     return ""
+
+
+def require_calibration_data(
+    learners: Iterable[Calibrator | EnsemblePool], named: Collection[str], suite: Suite
+) -> None:
+    """Raises ValueError where a calibrator or pool that the user named has no labelled row to learn from.
+
+    Args:
+        learners: what is to run.
+        named: the specs that the user named; those that came with "all" are left out later.
+        suite: with what methods learn from.
+    """
+    for learner in learners:
+        learns = type(learner).fit not in (Calibrator.fit, EnsemblePool.fit) and learner.name != "none"
+        if not learns or learner.spec not in named:
+            continue
+        if suite.calibration is None:
+            raise ValueError(f"{learner.spec}: {no_part('calibration')}")
+        if not (suite.calibration.labels != UNKNOWN).any():
+            what = f"{suite.calibration.name!r} ({len(suite.calibration):,} images)"
+            raise ValueError(f"{learner.spec}: needs labelled calibration images, but none of {what} has a label")
+
+
+class LeftOut:
+    """Says why a method has no numbers, once for all models and class masks.
+
+    Args:
+        say: told so, in one line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+
+    def __call__(self, spec: str, reason: str) -> str:
+        """The reason again."""
+        line = f"{spec} left out: {reason}"
+        if line not in self._said:
+            self._say(line)
+        self._said.add(line)
+        return reason
 
 
 def no_part(kind: Literal["calibration", "fit"]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ood_toolkit.benchmarks.lacking import require_fit_data
+from ood_toolkit.benchmarks.lacking import require_calibration_data, require_fit_data
 from ood_toolkit.benchmarks.masking import masks_of, seen_through, tap_under
 from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS
 from ood_toolkit.benchmarks.recording import METRICS_OF
@@ -163,6 +163,7 @@ def make_plan(suite: Suite, settings: Settings, cache: Path, out: Path) -> Plan:
     """
     classes = settings.models[0].classifier.head.weight.shape[0]
     lacking = require_fit_data(settings.methods, suite, masks_of(suite), classes)
+    require_calibration_data((*settings.calibrators, *settings.pools), settings.named, suite)
     sets = list({part.images.fingerprint: part.images for part in suite.parts}.values())
     wanted = wanted_of(suite, settings)
     jobs = [Job(m.classifier, m.transform, m.preprocessing, live) for m, live in wanted]

@@ -1,13 +1,13 @@
 """Runs a suite: one forward pass per model and image, then every detector and calibrator on what it left behind."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ood_toolkit.benchmarks.crew import Crew, Origin, labelled, outputs_of
-from ood_toolkit.benchmarks.lacking import no_part, require_fit_data
+from ood_toolkit.benchmarks.lacking import LeftOut, no_part, require_calibration_data, require_fit_data
 from ood_toolkit.benchmarks.masking import masked, masks_of, seen_through, tap_under
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS, Method, scores_log_probabilities
@@ -42,6 +42,7 @@ class Settings:
         methods: detectors.
         calibrators: the plain softmax among them.
         pools: ways to pool models and members into an ensemble; detectors see the first one.
+        named: specs of calibrators and pools that the user named: refused where they have no data to learn from.
         extractor: how images go through the models.
         bootstrap: resamples, level and seed of the intervals.
         seed: of the run.
@@ -58,6 +59,7 @@ class Settings:
     members: Sequence[LoadedClassifier] = ()
     second: LoadedClassifier | None = None
     pools: Sequence[EnsemblePool] = ()
+    named: Collection[str] = ()
     seed: int = 0
     device: str = "cpu"
     say: Callable[[str], None] = lambda text: None
@@ -81,6 +83,7 @@ class Runner:
         self._lacking: dict[tuple[str, str], str] = {}
         self._rows: dict[str, dict[str, Tensor]] = {}
         self._filled: Done = {}
+        self._left_out = LeftOut(settings.say)
         self.recorder = Recorder(suite, folder, settings.bootstrap, settings.seed)
 
     def run(self) -> None:
@@ -93,6 +96,7 @@ class Runner:
         opinion: Parts = {}
         classes = self.settings.models[0].classifier.head.weight.shape[0]
         self._lacking = require_fit_data(self.settings.methods, self.suite, self._masks(), classes)
+        require_calibration_data((*self.settings.calibrators, *self.settings.pools), self.settings.named, self.suite)
         self._filled = shared_pass(self.suite, self.settings, self.folder)
         for model in self.settings.models:
             parts, live = self._see(model)
@@ -202,8 +206,7 @@ class Runner:
         try:
             calibrator.fit(train.logits, train.labels)
         except ValueError as error:
-            self.settings.say(f"{calibrator.spec} left out: {error}")
-            return str(error)
+            return self._left_out(calibrator.spec, str(error))
         return ""
 
     def _detect(
@@ -346,8 +349,7 @@ class Runner:
         """An error where the user asked for this detector by name; a row without numbers where it came with "all"."""
         if method.chosen:
             raise ValueError(f"{method.spec}: {reason}")
-        self.settings.say(f"{method.spec} left out: {reason}")
-        return reason
+        return self._left_out(method.spec, reason)
 
     def _pool_passes(self, model: LoadedClassifier, parts: Parts, mask: ClassMask | None) -> None:
         """The ensemble of one model's own further passes: MC dropout, and test-time augmentation."""
@@ -386,8 +388,7 @@ class Runner:
                 parts = self._pooled(pool, members, mask)
             except ValueError as error:
                 reason = no_part("calibration") if isinstance(error, NotFitted) else str(error)
-                self.settings.say(f"{pool.spec} left out: {reason}")
-                self.recorder.calibrator(row, reason, members[0], mask)
+                self.recorder.calibrator(row, self._left_out(pool.spec, reason), members[0], mask)
                 return
             result: Scores | str = {n: outputs.logits for n, outputs in self._scored(parts).items()}
             self.recorder.calibrator(row, result, parts, mask)
