@@ -1,6 +1,7 @@
 """Suites on shifted sets, run as the command runs them, against the rules of the sets' authors, written once more."""
 
 import io
+import json
 import sys
 import types
 from pathlib import Path
@@ -138,6 +139,9 @@ def test_an_ensemble_is_right_where_its_own_answer_is_any_of_the_classes(
             right.append(int(mean.argmax()) in classes)
     ensembles = [r for r in folder.records if r.model.startswith("ensemble[") and r.metric == "accuracy"]
     assert {r.dataset: r.value for r in ensembles}["objectnet"] == pytest.approx(np.mean(right))
+    views = json.loads((folder.path / "robustness.json").read_text())
+    assert views["without"] == [ensembles[0].model]
+    assert {row["model"] for row in views["accuracy"]} == set(views["transforms"]) == {SPEC, TWIN}
     assert 0 < np.mean(right) < 1
 
 
