@@ -97,7 +97,7 @@ def _names_under(run: Run, mask: str, names: Sequence[str]) -> Sequence[str]:
     if not mask:
         return names
     kept = run.facts.get("masks", {}).get(mask, ())
-    return [names[index] for index in kept if index < len(names)]
+    return [names[int(index)] for index in kept if index < len(names)]
 
 
 def _name(label: int, names: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ def test_the_error_rate_is_resampled_and_the_sizes_of_data_sets_are_not():
     low, high = torch.randn(300, generator=generator), torch.randn(60, generator=generator) + 1
     found = {"fixed": anomaly(low, high, FEW)["aupr"], "random": misclassification(low, high, FEW)["aupr_error"]}
     for strata, cell in found.items():
-        expected = metrics.interval("aupr", low, high, resamples=50, strata=strata)
+        expected = metrics.interval("aupr", low, high, resamples=50, strata=strata)  # pyright: ignore
         assert (cell.value, cell.low, cell.high) == expected
 
 
