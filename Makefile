@@ -21,8 +21,9 @@ $(BIN)/ood-bench: pyproject.toml
 bench: $(BIN)/ood-bench
 	$(BIN)/ood-bench --detectors all --calibrators all --out $(RUN_OUT)
 
+# one process per core, one thread each: more threads than cores only spin
 test: $(BIN)/ood-bench
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 lint: $(BIN)/ood-bench
 	$(BIN)/ruff format --check .
