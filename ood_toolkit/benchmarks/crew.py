@@ -15,7 +15,7 @@ from ood_toolkit.benchmarks.masking import masked
 from ood_toolkit.benchmarks.suite import Part, Suite
 from ood_toolkit.datasets.accepted import labels_for
 from ood_toolkit.detectors import Detector, LiveDetector
-from ood_toolkit.distributed import ALONE, FailedElsewhere, PeerLost, Sums, World, packed, sharing, unpacked
+from ood_toolkit.distributed import ALONE, FailedElsewhere, Packed, PeerLost, Sums, World, packed, sharing, unpacked
 from ood_toolkit.extract import Extracted, Extractor
 from ood_toolkit.models import LoadedClassifier
 from ood_toolkit.one_pass import Job
@@ -133,7 +133,7 @@ class Pass:
 
     model: str
     images: str
-    live: bytes
+    live: Packed
 
     def carry_out(self, follower: "Follower") -> None:
         """Extracts, and remembers what there is."""
@@ -149,7 +149,7 @@ class Pass:
 class Fill:
     """All models over all image sets of the suite, each model with its live detectors."""
 
-    wanted: tuple[tuple[str, bytes], ...]
+    wanted: tuple[tuple[str, Packed], ...]
 
     def carry_out(self, follower: "Follower") -> None:
         """Computes this rank's shards."""
@@ -161,7 +161,7 @@ class Fill:
         follower.extractor.fill(jobs, list(follower.images.values()))
 
 
-def _packed_live(live: Sequence[LiveDetector]) -> bytes:
+def _packed_live(live: Sequence[LiveDetector]) -> Packed:
     data = packed(list(live))
     if data is None:
         raise ValueError(
@@ -174,7 +174,7 @@ def _packed_live(live: Sequence[LiveDetector]) -> bytes:
 class Sum:
     """Sums over the rows of some outputs."""
 
-    sums: bytes
+    sums: Packed
     origin: Origin
 
     def carry_out(self, follower: "Follower") -> None:
@@ -187,7 +187,7 @@ class Sum:
 class Score:
     """Scores of some outputs by a fitted detector."""
 
-    detector: bytes
+    detector: Packed
     origin: Origin
 
     def carry_out(self, follower: "Follower") -> None:
