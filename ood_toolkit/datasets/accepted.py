@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Collection, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,13 +9,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ood_toolkit.datasets.images import ImageSet
+from ood_toolkit.datasets.wrapped import WrappedImages
 from ood_toolkit.outputs import UNKNOWN, Outputs
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class AcceptingImages:
+class AcceptingImages(WrappedImages):
     """A set in which a prediction is right if it is any of an image's classes.
 
     `labels` holds the first of them; `labels_for` chooses by what a model sees.
@@ -31,33 +31,14 @@ class AcceptingImages:
             raise ValueError(
                 f"{len(images)} images of {images.name!r} need as many sets of classes, not {len(accepted)}"
             )
-        self.images = images
-        self.name = images.name
-        self.ids: Sequence[str] = images.ids
+        super().__init__(images)
         width = max([1, *map(len, accepted)])
         padded = [[*sorted(classes), *[UNKNOWN] * (width - len(classes))] for classes in accepted]
         self.accepted = torch.tensor(padded, dtype=torch.int64).reshape(-1, width)
-        self.labels: Tensor = self.accepted[:, 0].clone()
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def root(self) -> str:
-        """The folder that `ids` are relative to, or "" where there is none."""
-        return str(getattr(self.images, "root", ""))
-
-    @property
-    def fingerprint(self) -> str:
-        """That of the set: classes do not count."""
-        return self.images.fingerprint
-
-    def open(self, row: int) -> "Image":
-        """The image, as the set opens it."""
-        return self.images.open(row)
+        self.labels = self.accepted[:, 0].clone()
 
 
-class TrimmedImages:
+class TrimmedImages(WrappedImages):
     """A set without the outermost pixels of its images.
 
     Args:
@@ -66,27 +47,11 @@ class TrimmedImages:
     """
 
     def __init__(self, images: ImageSet, border: int) -> None:
-        self.images = images
+        super().__init__(images)
         self.border = border
-        self.name = images.name
-        self.ids: Sequence[str] = images.ids
-        self.labels: Tensor = images.labels
 
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def root(self) -> str:
-        """The folder that `ids` are relative to, or "" where there is none."""
-        return str(getattr(self.images, "root", ""))
-
-    @property
-    def fingerprint(self) -> str:
+    def _hash(self) -> str:
         """Hash of the set's fingerprint and the border."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         return hashlib.sha256(f"{self.images.fingerprint}\0border {self.border}".encode()).hexdigest()
 
     def open(self, row: int) -> "Image":

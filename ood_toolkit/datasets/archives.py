@@ -8,12 +8,12 @@ import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 import torch
 
+from ood_toolkit.datasets.fingerprints import Fingerprinted
 from ood_toolkit.datasets.images import IMAGE_SUFFIXES, as_rgb
 from ood_toolkit.outputs import UNKNOWN
 
@@ -39,7 +39,7 @@ class Member:
     size: int
 
 
-class TarImages:
+class TarImages(Fingerprinted):
     """The images in an uncompressed tar, in order of their path: the same rows as of the unpacked folder.
 
     The members are listed once; each image is then read by its offset from a file opened for that read alone, so
@@ -79,13 +79,8 @@ class TarImages:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def fingerprint(self) -> str:
+    def _hash(self) -> str:
         """SHA-256 over the tar's size and time, and over names, sizes and offsets of the images."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         status = self.path.stat()
         digest = hashlib.sha256(f"{status.st_size}\0{status.st_mtime_ns}\n".encode())
         for image in self.ids:

@@ -3,20 +3,21 @@
 import bisect
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ood_toolkit.datasets.fingerprints import Fingerprinted
 from ood_toolkit.datasets.images import ImageSet
+from ood_toolkit.datasets.wrapped import WrappedImages
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class SubsetImages:
+class SubsetImages(WrappedImages):
     """Some rows of a set, in the given order.
 
     Choose it over a `Part` where the other rows need not go through the model at all.
@@ -28,31 +29,18 @@ class SubsetImages:
     """
 
     def __init__(self, images: ImageSet, rows: Sequence[int], *, name: str = "") -> None:
-        self.images = images
+        super().__init__(images)
         self.rows = list(rows)
         self.name = name or images.name
-        self.ids: Sequence[str] = [images.ids[row] for row in self.rows]
+        self.ids = [images.ids[row] for row in self.rows]
         chosen = torch.tensor(self.rows, dtype=torch.int64)
-        self.labels: Tensor = images.labels[chosen]
+        self.labels = images.labels[chosen]
         accepted: Tensor | None = getattr(images, "accepted", None)
         self.accepted = None if accepted is None else accepted[chosen]
         """(K, A) the classes that are right for each image, padded with `UNKNOWN`; None where there is one label."""
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def root(self) -> str:
-        """The folder that `ids` are relative to, or "" where there is none."""
-        return str(getattr(self.images, "root", ""))
-
-    @property
-    def fingerprint(self) -> str:
+    def _hash(self) -> str:
         """Hash of the whole set's fingerprint and the rows."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         return hashlib.sha256(f"{self.images.fingerprint}\0{self.rows}".encode()).hexdigest()
 
     def open(self, row: int) -> "Image":
@@ -60,7 +48,7 @@ class SubsetImages:
         return self.images.open(self.rows[row])
 
 
-class JoinedImages:
+class JoinedImages(Fingerprinted):
     """Several sets as one, in order, so that one pass and one store serve them all.
 
     Args:
@@ -81,13 +69,8 @@ class JoinedImages:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @property
-    def fingerprint(self) -> str:
+    def _hash(self) -> str:
         """Hash of the members' fingerprints."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         return hashlib.sha256("\0".join(member.fingerprint for member in self.members).encode()).hexdigest()
 
     def rows(self, name: str) -> Tensor:

@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
+from ood_toolkit.datasets.fingerprints import Fingerprinted
 from ood_toolkit.datasets.images import ImageSet
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ CORRUPTIONS = {
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
-class CorruptedImages:
+class CorruptedImages(Fingerprinted):
     """A set under one corruption at one severity. Needs `pip install corrupt-tta`.
 
     Images are resized to 256 on the short side and cropped to 224 × 224 first, as the authors of ImageNet-C did. The
@@ -63,13 +63,8 @@ class CorruptedImages:
     def __len__(self) -> int:
         return len(self.images)
 
-    @property
-    def fingerprint(self) -> str:
+    def _hash(self) -> str:
         """Hash of the clean set's fingerprint, the corruption, its severity and seed, and the package's version."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         facts = (self.images.fingerprint, self.corruption, self.severity, self.seed, self._version)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 

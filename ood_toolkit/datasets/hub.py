@@ -2,18 +2,18 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ood_toolkit.datasets.fingerprints import Fingerprinted
 from ood_toolkit.outputs import UNKNOWN
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class HubImages:
+class HubImages(Fingerprinted):
     """One split of a set on the hub. Needs `pip install datasets`; gated sets need a login there first.
 
     Args:
@@ -56,13 +56,8 @@ class HubImages:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def fingerprint(self) -> str:
+    def _hash(self) -> str:
         """Hash of repository, split, revision and the package's own fingerprint."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         return hashlib.sha256(self._key.encode()).hexdigest()
 
     def open(self, row: int) -> "Image":

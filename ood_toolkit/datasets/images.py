@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ood_toolkit.datasets.classes import class_list
+from ood_toolkit.datasets.fingerprints import Fingerprinted, stamp
 from ood_toolkit.outputs import UNKNOWN
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ImageSet(Protocol):
         ...
 
 
-class FolderImages:
+class FolderImages(Fingerprinted):
     """The images under a folder, in order of their relative path.
 
     Args:
@@ -71,26 +72,19 @@ class FolderImages:
         if not self.ids:
             known = ", ".join(sorted(IMAGE_SUFFIXES))
             raise ValueError(f"image folder {str(root)!r} holds no image (looked for {known})")
-        self._fingerprint = ""
         self.labels = torch.tensor([(labels or {}).get(i, UNKNOWN) for i in self.ids], dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over the folder, relative paths, sizes and modification times."""
-        if not self._fingerprint:
-            self._fingerprint = self._hash()
-        return self._fingerprint
-
     def _hash(self) -> str:
+        """SHA-256 over the folder, relative paths, sizes and modification times."""
         # the folder too: archives unpack to equal names, sizes and times, and uncompressed images have equal sizes
         digest = hashlib.sha256(f"{self.root.resolve()}\n".encode("utf-8", "surrogateescape"))
         content = hashlib.sha256()
         for name in self.ids:
             status = (self.root / name).stat()
-            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            digest.update(stamp(name, status))
             content.update(f"{name}\0{status.st_size}\n".encode("utf-8", "surrogateescape"))
         self._content = content.hexdigest()
         return digest.hexdigest()

@@ -4,13 +4,13 @@ import bisect
 import hashlib
 import io
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ood_toolkit.datasets.fingerprints import Fingerprinted, stamp
 from ood_toolkit.datasets.images import as_rgb
 from ood_toolkit.outputs import UNKNOWN
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class ParquetImages:
+class ParquetImages(Fingerprinted):
     """The rows of parquet files, in the order of the files. Needs `pip install pyarrow`.
 
     A row group is read as a whole and the last one is kept, so reading in order is fast and memory is that of a group.
@@ -67,17 +67,11 @@ class ParquetImages:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def fingerprint(self) -> str:
+    def _hash(self) -> str:
         """SHA-256 over the files' names, sizes and times."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         digest = hashlib.sha256()
         for path in self.files:
-            status = path.stat()
-            digest.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            digest.update(stamp(str(path.resolve()), path.stat()))
         return digest.hexdigest()
 
     def open(self, row: int) -> "Image":

@@ -5,13 +5,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ood_toolkit.datasets.archives import Member, decode, read_member, tar_members
+from ood_toolkit.datasets.fingerprints import Fingerprinted, stamp
 from ood_toolkit.outputs import UNKNOWN
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Sample:
     member: Member
 
 
-class ShardImages:
+class ShardImages(Fingerprinted):
     """The samples of webdataset shards, in order of their identifiers.
 
     Members whose names agree up to the first dot of the file name are one sample: an image (jpg, jpeg, png, webp,
@@ -75,17 +75,11 @@ class ShardImages:
     def __len__(self) -> int:
         return len(self._samples)
 
-    @property
-    def fingerprint(self) -> str:
+    def _hash(self) -> str:
         """SHA-256 over the shards' names, sizes and times."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         digest = hashlib.sha256()
         for shard in self.shards:
-            status = shard.stat()
-            digest.update(f"{shard.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            digest.update(stamp(shard.name, shard.stat()))
         return digest.hexdigest()
 
     def open(self, row: int) -> "Image":

@@ -2,12 +2,12 @@
 
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ood_toolkit.datasets.fingerprints import Fingerprinted, stamp
 from ood_toolkit.outputs import UNKNOWN
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 VIDEO_SUFFIX = ".mp4"
 
 
-class VideoFrames:
+class VideoFrames(Fingerprinted):
     """Every frame of the videos below a folder, video by video. Needs `pip install av`.
 
     Frames are called `<path of the video>#<number>`. A video is decoded as a whole and the last one is kept, so that
@@ -50,17 +50,11 @@ class VideoFrames:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def fingerprint(self) -> str:
+    def _hash(self) -> str:
         """SHA-256 over the folder and the videos' paths, sizes and times."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.root.resolve()}\n".encode("utf-8", "surrogateescape"))
         for video in self._videos:
-            status = (self.root / video).stat()
-            digest.update(f"{video}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            digest.update(stamp(video, (self.root / video).stat()))
         return digest.hexdigest()
 
     def open(self, row: int) -> "Image":
