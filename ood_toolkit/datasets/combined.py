@@ -32,7 +32,7 @@ class SubsetImages(WrappedImages):
         super().__init__(images)
         self.rows = list(rows)
         self.name = name or images.name
-        self.ids = [images.ids[row] for row in self.rows]
+        self.ids: Sequence[str] = [images.ids[row] for row in self.rows]
         chosen = torch.tensor(self.rows, dtype=torch.int64)
         self.labels = images.labels[chosen]
         accepted: Tensor | None = getattr(images, "accepted", None)
