@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from jaxtyping import AbstractArray
@@ -30,22 +31,29 @@ class Fitted(nn.Module):
     equation: ClassVar[str] = ""
     """What is computed, on one line, in the letters of `docs/methods.md`."""
     _learned: ClassVar[frozenset[str]] = frozenset()
+    _axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The axes of learned tensors as their annotations name them: `{"means": ("C", "D")}`."""
 
     def __init__(self) -> None:
         super().__init__()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        declared = {name for name, kind in inspect.get_annotations(cls).items() if _is_tensor(kind)}
-        cls._learned = cls._learned | declared
+        declared = {name: kind for name, kind in inspect.get_annotations(cls).items() if _is_tensor(kind)}
+        cls._learned = cls._learned | frozenset(declared)
+        axes = {name: tuple(getattr(kind, "dim_str", "").split()) for name, kind in declared.items()}
+        cls._axes = {**cls._axes, **axes}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._learned and isinstance(value, Tensor):
+            self._require_init()
             self.register_buffer(name, value.detach())
         else:
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__"):  # copying and unpickling look for those on an empty object
+            self._require_init()
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -59,12 +67,32 @@ class Fitted(nn.Module):
                 self.register_buffer(name, state_dict[prefix + name].detach().clone())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
+    def _require_init(self) -> None:
+        if "_buffers" not in vars(self):
+            kind = type(self).__name__
+            raise AttributeError(f"{kind}.__init__ has not called super().__init__(); make that its first line")
+
+    def learned_size(self, axis: str) -> int | None:
+        """How long the axis of this name is in what was learned, or None where no learned tensor has it.
+
+        Args:
+            axis: as the annotations of learned tensors name it: "C" for classes, "D" for features.
+        """
+        for name, axes in self._axes.items():
+            tensor = self._buffers.get(name)
+            if tensor is not None and axis in axes and len(axes) == tensor.ndim:
+                return tensor.shape[axes.index(axis)]
+        return None
+
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """What `__init__` was given, by parameter name."""
-        return {
-            name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"
-        }
+        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        for name in names:
+            if not hasattr(self, name):
+                kind = type(self).__name__
+                raise AttributeError(f"{kind}.__init__ does not store its parameter {name!r}; add self.{name} = {name}")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def spec(self) -> str:

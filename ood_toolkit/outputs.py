@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ood_toolkit.head import Head as Head
+from ood_toolkit.head import require_tensor
 from ood_toolkit.reading import Column, Reading
 from ood_toolkit.reading import full_precision as full_precision
 
@@ -28,56 +30,14 @@ class NaNRows(ValueError):
         self.rows = rows
 
 
-@dataclass(frozen=True, eq=False)
-class Head:
-    """The last linear layer: `logits = features @ weight.T + bias`. Shared by all rows.
-
-    Args:
-        weight: (C, D), one row per class.
-        bias: (C,); zeros where the layer has none.
-    """
-
-    weight: Float[Tensor, "C D"]
-    bias: Float[Tensor, " C"]
-
-    def __post_init__(self) -> None:
-        if self.weight.ndim != 2 or self.bias.shape != self.weight.shape[:1]:
-            raise ValueError(
-                f"a head needs a weight (C, D) and a bias (C,), but got {tuple(self.weight.shape)} "
-                f"and {tuple(self.bias.shape)}"
-            )
-        for name in ("weight", "bias"):
-            object.__setattr__(self, name, full_precision(getattr(self, name).detach()))
-
-    def __call__(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N C"]:
-        """The logits of `features`."""
-        return torch.nn.functional.linear(features, self.weight, self.bias)
-
-    @staticmethod
-    def identity(classes: int, like: Tensor) -> "Head":
-        """The head of a model known only by its logits: features are the logits themselves."""
-        return Head(
-            torch.eye(classes, dtype=like.dtype, device=like.device),
-            torch.zeros(classes, dtype=like.dtype, device=like.device),
-        )
-
-    def select(self, classes: Int[Tensor, " K"]) -> "Head":
-        """The head cut down to the given classes, in the given order."""
-        classes = classes.to(self.weight.device)
-        return Head(self.weight[classes], self.bias[classes])
-
-    def to(self, *args: object, **kwargs: object) -> "Head":
-        """Moves or casts both parts, with the arguments of `torch.Tensor.to`."""
-        return Head(self.weight.to(*args, **kwargs), self.bias.to(*args, **kwargs))  # pyright: ignore
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outputs:
     """Logits, features, labels and head of N inputs. Row i of every field describes the same input.
 
     The law: `head(features) == logits`, up to the rounding of the network's dtype. Fields are read-only by
     convention: detectors and calibrators never write into them. Half-precision fields are promoted to float32,
-    because a bfloat16 logit has 8 bits and would make ties.
+    because a bfloat16 logit has 8 bits and would make ties; logits, features and head in different dtypes come to the
+    widest of them.
 
     Args:
         logits: (N, C), float. `-inf` is allowed (a class that cannot be), NaN is not.
@@ -94,11 +54,16 @@ class Outputs:
     taps: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
+        for name in ("logits", "features", "labels"):
+            require_tensor(getattr(self, name), name)
+        if not isinstance(self.head, Head):
+            raise TypeError(f"head must be Head(weight, bias), got {type(self.head).__name__}")
         for name in ("logits", "features"):
             value = getattr(self, name)
             if value.ndim != 2 or not value.is_floating_point():
                 raise ValueError(f"{name} must be floating-point (N, columns), got {value.dtype} {tuple(value.shape)}")
             object.__setattr__(self, name, full_precision(value))
+        self._share_one_dtype()
         object.__setattr__(self, "taps", {k: full_precision(v) for k, v in self.taps.items()})
         self._check_shapes()
         # an exported graph cannot ask what a number is
@@ -106,6 +71,15 @@ class Outputs:
             bad = getattr(self, name).isnan().any(dim=1).nonzero().flatten().tolist()
             if bad:
                 raise NaNRows(name, bad, len(self))
+
+    def _share_one_dtype(self) -> None:
+        """Brings logits, features and head to the widest of their dtypes, so that they can be multiplied."""
+        widest = torch.promote_types(self.logits.dtype, self.features.dtype)
+        widest = torch.promote_types(widest, self.head.weight.dtype)
+        for name in ("logits", "features"):
+            object.__setattr__(self, name, getattr(self, name).to(widest))
+        if self.head.weight.dtype != widest:
+            object.__setattr__(self, "head", self.head.to(widest))
 
     def _check_shapes(self) -> None:
         rows, (classes, width) = len(self), self.head.weight.shape
@@ -146,6 +120,9 @@ class Outputs:
         >>> Outputs.from_logits(torch.tensor([[2.0, 0.0]])).features
         tensor([[2., 0.]])
         """
+        require_tensor(logits, "logits")
+        if logits.ndim != 2:
+            raise ValueError(f"logits must be (N, classes), got {tuple(logits.shape)}; one row is logits[None]")
         logits = full_precision(logits)
         if labels is None:
             labels = torch.full((len(logits),), UNKNOWN, dtype=torch.int64, device=logits.device)
