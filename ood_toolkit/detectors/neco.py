@@ -52,7 +52,7 @@ class NECODetector(Detector):
             raise ValueError(f"arch must be one of {', '.join(_VARIANTS)}, got {self.arch!r}")
         if self.dim is not None and not 1 <= self.dim <= train.width:
             raise ValueError(f"dim must lie between 1 and {train.width}, got {self.dim}")
-        gathered = moments(train, groups=one_group, invertible=False)
+        gathered = moments(train, groups=one_group)
         variance = gathered.total.diagonal()
         # a dimension that never changes is left at its scale; its variance is rounding, of the order of the mean's
         rounding = torch.finfo(torch.float64).eps * len(train)

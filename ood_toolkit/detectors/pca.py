@@ -67,7 +67,7 @@ class PCADetector(Detector):
 
     def fit(self, train: Outputs) -> Self:
         """One sweep over all rows, labelled or not."""
-        gathered = moments(train, groups=one_group, invertible=False)
+        gathered = moments(train, groups=one_group)
         self.centre, self.axes = gathered.mean, _kept(gathered.total, self.dim, self.variance)
         return self
 
@@ -108,7 +108,7 @@ class CoPDetector(Detector):
 
     def fit(self, train: Outputs) -> Self:
         """One sweep over all rows, labelled or not."""
-        gathered = moments(train, groups=one_group, transform=self.mapped, invertible=False)
+        gathered = moments(train, groups=one_group, transform=self.mapped)
         self.centre, self.axes = gathered.mean, _kept(gathered.total, None, self.variance)
         return self
 

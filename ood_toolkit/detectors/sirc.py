@@ -118,7 +118,7 @@ class SIRCDetector(Detector):
         dim = default_dim(train.width) if self.dim is None else self.dim
         if not 1 <= dim < train.width:
             raise ValueError(f"dim must lie between 1 and {train.width - 1} for {train.width} features, got {dim}")
-        gathered = moments(train, groups=one_group, invertible=False)
+        gathered = moments(train, groups=one_group)
         centre = origin(train.head)
         offset = gathered.mean - centre
         _, axes = principal_axes(gathered.total + torch.outer(offset, offset))

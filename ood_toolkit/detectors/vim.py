@@ -94,7 +94,7 @@ class ResidualDetector(Detector):
 
     def fit(self, train: Outputs) -> Self:
         """One sweep over all rows, labelled or not."""
-        gathered = moments(train, groups=one_group, invertible=False)
+        gathered = moments(train, groups=one_group)
         dim = principal_dimension(self.dim, train.width, int(gathered.counts.sum()))
         self.centre = origin(train.head, self.cutoff).to(gathered.mean.device)
         offset = gathered.mean - self.centre
