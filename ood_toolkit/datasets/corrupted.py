@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from ood_toolkit.corruptions import CORRUPTIONS, SEVERITIES
 from ood_toolkit.datasets.fingerprints import Fingerprinted
 from ood_toolkit.datasets.images import ImageSet
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-CORRUPTIONS = {
-    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
-    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    "weather": ("snow", "frost", "fog", "brightness"),
-    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-    "extra": ("speckle_noise", "gaussian_blur", "spatter", "saturate"),
-}
-"""Group → corruptions, as in the published set; the first four groups are the fifteen that its tables average."""
-SEVERITIES = (1, 2, 3, 4, 5)
 
 
 class CorruptedImages(Fingerprinted):

@@ -48,6 +48,8 @@ from ood_toolkit.metrics.detection import per_class as per_class
 from ood_toolkit.metrics.detection import precision_recall_curve as precision_recall_curve
 from ood_toolkit.metrics.detection import roc_curve as roc_curve
 from ood_toolkit.metrics.detection import tnr_at_tpr as tnr_at_tpr
+from ood_toolkit.metrics.flips import flip_probability as flip_probability
+from ood_toolkit.metrics.flips import top5_distance as top5_distance
 from ood_toolkit.metrics.netcal_metrics import netcal_metric as netcal_metric
 from ood_toolkit.metrics.rows import calibration_intervals as calibration_intervals
 from ood_toolkit.metrics.scoring import BrierDecomposition as BrierDecomposition
