@@ -1,6 +1,6 @@
 """The inner layers of a model: which modules are its stages, and their outputs as (N, D, positions)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +24,6 @@ class Stages:
 
     names: tuple[str, ...]
     pooled: str
-
-    def chosen(self, layers: Sequence[str] | None) -> tuple[str, ...]:
-        """The given layers, or all stages."""
-        return self.names if layers is None else tuple(layers)
 
 
 def is_channels_last(output: Tensor, model: nn.Module) -> bool:

@@ -5,8 +5,8 @@ very words.
 """
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from ood_toolkit.detectors.adascale import nudged_features
 from ood_toolkit.detectors.ash import concentration, kept_count, largest
 from ood_toolkit.detectors.base import Differentiable
-from ood_toolkit.detectors.gram import gram_rows
-from ood_toolkit.detectors.layers import join_layers
 from ood_toolkit.detectors.rankfeat import without_rank_one
 from ood_toolkit.fitted import parse
 from ood_toolkit.models.dropout import check_dropout, thinned
 from ood_toolkit.models.masked import MaskedClassifier
+from ood_toolkit.models.reductions import BlockMaxima, Reduction, ShallowStatistics, StageGram, StageMeans, Tap
 from ood_toolkit.models.stages import Map, Stages, as_map, hooked, like_output
 from ood_toolkit.models.views import image_views
 from ood_toolkit.outputs import Outputs
@@ -32,56 +31,6 @@ if TYPE_CHECKING:
     from ood_toolkit.models.classifier import Classifier
 
 Edit = Callable[[Map], Map]
-
-
-class Tap(ABC):
-    """One thing to keep of inner layers."""
-
-    name: ClassVar[str]
-
-
-class Reduction(Tap):
-    """Reduces the map of every layer, in the pass itself; the results lie side by side, see `join_layers`.
-
-    Args:
-        layers: module names; by default the model's stages, see `find_stages`.
-    """
-
-    def __init__(self, layers: Sequence[str] | None = None) -> None:
-        self.layers = None if layers is None else tuple(layers)
-
-    @abstractmethod
-    def reduce(self, layer: Map) -> Float[Tensor, "N *rest D"]:
-        """What is kept of one layer's map."""
-
-
-class StageMeans(Reduction):
-    """(N, D₁ + … + D_L + L − 1): every stage's mean over its positions."""
-
-    name = "stage_means"
-
-    def reduce(self, layer: Map) -> Float[Tensor, "N D"]:
-        """The mean over positions."""
-        return layer.mean(dim=2)
-
-
-class StageGram(Reduction):
-    """(N, powers, D₁ + … + D_L + L − 1): every stage's `gram_rows`.
-
-    Args:
-        layers: module names; by default the model's stages.
-        powers: orders 1 to this one.
-    """
-
-    name = "stage_gram"
-
-    def __init__(self, layers: Sequence[str] | None = None, powers: int = 10) -> None:
-        super().__init__(layers)
-        self.powers = powers
-
-    def reduce(self, layer: Map) -> Float[Tensor, "N powers D"]:
-        """The row statistics of the Gram matrices."""
-        return gram_rows(layer, self.powers)
 
 
 class Edited(Tap):
@@ -307,6 +256,8 @@ TAPS: dict[str, type[Tap]] = {
     for tap in (
         StageMeans,
         StageGram,
+        ShallowStatistics,
+        BlockMaxima,
         RankOneRemoved,
         ASHPMap,
         ASHBMap,
@@ -364,22 +315,22 @@ class TapPlan:
     def __init__(self, model: nn.Module, stages: Stages, taps: dict[str, Tap]) -> None:
         self._model = model
         self._layers: dict[str, tuple[str, ...]] = {}
-        self._free: dict[str, dict[str, Callable[[Map], Tensor]]] = {}
+        self._free: dict[str, dict[str, tuple[Callable[[Map], Tensor], Callable[[Map], Tensor]]]] = {}
         self._reruns: list[tuple[str, str, Edit]] = []
         for spec, tap in taps.items():
             if isinstance(tap, Reduction):
-                self._layers[spec] = stages.chosen(tap.layers)
+                self._layers[spec] = tap.chosen(stages)
                 for layer in self._layers[spec]:
-                    self._free.setdefault(layer, {})[spec] = tap.reduce
+                    self._free.setdefault(layer, {})[spec] = (tap.reduce, tap.reduce_tokens)
             elif isinstance(tap, Edited):
                 edits = tap.edits(stages)
                 self._layers[spec] = tuple(layer for layer, _ in edits)
                 for layer, edit in edits:
                     if layer == stages.pooled:
-                        self._free.setdefault(layer, {})[spec] = _then_mean(edit)
+                        self._free.setdefault(layer, {})[spec] = (_then_mean(edit),) * 2
                     else:
                         self._reruns.append((spec, layer, edit))
-        self._joined = {spec for spec, tap in taps.items() if isinstance(tap, Reduction)}
+        self._joins = {spec: tap.join for spec, tap in taps.items() if isinstance(tap, Reduction)}
         missing = sorted(
             {layer for layers in self._layers.values() for layer in layers} - dict(model.named_modules()).keys()
         )
@@ -403,8 +354,8 @@ class TapPlan:
                 seen = as_map(output, self._model)
                 # no gradient goes through a tap, and a graph would keep all of its intermediate maps
                 with torch.no_grad():
-                    for spec, function in self._free[layer].items():
-                        kept[spec, layer] = function(seen.detach())
+                    for spec, functions in self._free[layer].items():
+                        kept[spec, layer] = functions[output.ndim == 3](seen.detach())
 
             return keep
 
@@ -429,8 +380,8 @@ class TapPlan:
             if silent:
                 raise ValueError(f"the layers {silent} are not called in a forward pass")
             parts = [kept[spec, layer] for layer in layers]
-            if spec in self._joined:
-                filled[spec] = join_layers(parts)
+            if spec in self._joins:
+                filled[spec] = self._joins[spec](parts)
             else:
                 filled[spec] = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1)
         return filled
