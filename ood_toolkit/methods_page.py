@@ -83,7 +83,6 @@ LEFT_OUT = (
     ("SEM", "a score of full-spectrum OOD, from low-level statistics of shallow layers; `gmm` is its mixture alone"),
     ("ARGM (`detectors`)", "returns the number of the predicted class: a placeholder, not a score"),
     ("GAIA", "counts abnormal gradients in inner layers: a backward pass per image through the whole network"),
-    ("ExGrad", "its authors find gradient scores no better than scores without gradients; see `gradnorm`"),
     ("OpenGAN", "trains a generator and a discriminator"),
     ("Laplace, ABNN, DEUP", "fit a posterior or a second network; their samples can be scored as `member_logits`"),
     ("ConfidNet, DeVries, Deep Gamblers, CIDER, NPOS, GODIN, MOS, RTS, T2FNorm, VOS's training", "change the training"),

@@ -22,6 +22,7 @@ from ood_toolkit.detectors.doctor import DoctorAlphaDetector as DoctorAlphaDetec
 from ood_toolkit.detectors.doctor import DoctorBetaDetector as DoctorBetaDetector
 from ood_toolkit.detectors.energy import EnergyDetector as EnergyDetector
 from ood_toolkit.detectors.entropy import EntropyDetector as EntropyDetector
+from ood_toolkit.detectors.exgrad import ExGradDetector as ExGradDetector
 from ood_toolkit.detectors.fdbd import FDBDDetector as FDBDDetector
 from ood_toolkit.detectors.gen import GENDetector as GENDetector
 from ood_toolkit.detectors.gmm import GMMDetector as GMMDetector

@@ -9,7 +9,8 @@ from ood_toolkit.outputs import Outputs
 GRADIENTS = ("weight", "weight+bias")
 
 
-def _checked(gradient_of: str) -> str:
+def checked_gradient(gradient_of: str) -> str:
+    """The value itself, or an error if it names no part of the head."""
     if gradient_of not in GRADIENTS:
         raise ValueError(f"gradient_of must be one of {', '.join(GRADIENTS)}, got {gradient_of!r}")
     return gradient_of
@@ -43,7 +44,7 @@ class GradNormDetector(Detector):
     def __init__(self, temperature: float = 1.0, gradient_of: str = "weight") -> None:
         super().__init__()
         self.temperature = temperature
-        self.gradient_of = _checked(gradient_of)
+        self.gradient_of = checked_gradient(gradient_of)
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) negative gradient norms; higher = more out-of-distribution."""
@@ -75,7 +76,7 @@ class GradUncertaintyDetector(Detector):
 
     def __init__(self, gradient_of: str = "weight+bias") -> None:
         super().__init__()
-        self.gradient_of = _checked(gradient_of)
+        self.gradient_of = checked_gradient(gradient_of)
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) negative squared gradient norms; higher = more out-of-distribution."""
