@@ -57,7 +57,8 @@ class Head:
         return Head(self.weight.to(*args, **kwargs), self.bias.to(*args, **kwargs))  # pyright: ignore
 
 
-def require_tensor(value: object, name: str, remedy: str = "; torch.as_tensor makes one") -> None:
-    """Raises TypeError unless `value` is a tensor."""
+def require_tensor(value: object, name: str, remedy: str = "; torch.as_tensor makes one") -> Tensor:
+    """The value, if it is a tensor; raises TypeError otherwise."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}{remedy}")
+    return value

@@ -1,5 +1,6 @@
 """What every calibrator is: logits in, probabilities out."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -9,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ood_toolkit.fitted import Fitted, parse
-from ood_toolkit.outputs import full_precision
+from ood_toolkit.head import require_tensor
+from ood_toolkit.outputs import Outputs, full_precision
 from ood_toolkit.stats import row_chunks
 
 Kind = TypeVar("Kind", bound=Fitted)
@@ -29,6 +31,21 @@ class Calibrator(Fitted, ABC):
     """Whether the most likely class can never change."""
     cite: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for method in ("fit", "forward", "log_probabilities"):
+            if method in vars(cls):
+                setattr(cls, method, _takes_logits(vars(cls)[method]))
+
+    def require_classes(self, classes: int) -> None:
+        """Raises ValueError unless what was learned belongs to this number of classes, or to any."""
+        learned = self.learned_size("C")
+        if learned not in (None, classes):
+            raise ValueError(
+                f"{self!r} was fitted on logits of {learned} classes, but these have {classes}; fit it on logits of "
+                "the same model and class mask"
+            )
+
     @abstractmethod
     def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:
         """Learns from held-out logits and their true classes (no unknown ones). Returns itself."""
@@ -41,6 +58,53 @@ class Calibrator(Fitted, ABC):
         """(N, C) log-probabilities: calibrated logits, which any detector that reads logits can score."""
         probabilities = self.forward(logits)
         return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+
+
+def _takes_logits(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method, which refuses anything but logits, and when calibrating those of another number of classes."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def guarded(self: Any, *given: Any, **named: Any) -> Any:
+        logits = next(iter((*given, *named.values())), None)
+        if isinstance(logits, Outputs):
+            call, words = (".fit", ", outputs.labels") if name == "fit" else ("", "")
+            raise TypeError(
+                f"{type(self).__name__}{call} takes logits, got Outputs; write calibrator{call}(outputs.logits{words})"
+            )
+        if name != "fit":
+            self.require_classes(require_logits(logits).shape[1])
+        return method(self, *given, **named)
+
+    return guarded
+
+
+def _takes_members(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method, which refuses anything but the logits of members, (M, N, C)."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, *given: Any, **named: Any) -> Any:
+        _require_members(next(iter((*given, *named.values())), None))
+        return method(self, *given, **named)
+
+    return guarded
+
+
+def _require_members(given: object) -> None:
+    members = require_tensor(given, "member_logits", "; torch.stack([first.logits, second.logits]) makes one")
+    if members.ndim != 3 or not len(members) or not members.is_floating_point():
+        raise ValueError(
+            "a pool takes the floating-point logits of at least one member, (M, N, C), but got shape "
+            f"{tuple(members.shape)} in {members.dtype}"
+        )
+
+
+def require_logits(given: object) -> Float[Tensor, "N C"]:
+    """The logits, if they are floating-point (N, C); raises TypeError or ValueError otherwise."""
+    logits = require_tensor(given, "logits")
+    if logits.ndim != 2 or not logits.is_floating_point():
+        raise ValueError(f"logits must be floating-point (N, C), got {logits.dtype} {tuple(logits.shape)}")
+    return logits
 
 
 class Identity(Calibrator):
@@ -73,11 +137,15 @@ class EnsemblePool(Fitted, ABC):
     family: ClassVar[Family] = "ensemble"
     cite: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for method in ("fit", "forward"):
+            if method in vars(cls):
+                setattr(cls, method, _takes_members(vars(cls)[method]))
+
     def fit(self, member_logits: Float[Tensor, "M N C"], labels: Int[Tensor, " N"]) -> Self:
         """Learns from held-out logits of every member. Returns itself."""
-        if member_logits.ndim != 3 or not len(member_logits):
-            shape = tuple(member_logits.shape)
-            raise ValueError(f"a pool takes the logits of at least one member, (M, N, C), but got shape {shape}")
+        _require_members(member_logits)
         return self
 
     @abstractmethod
@@ -90,11 +158,8 @@ def checked(logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> tuple[Fl
 
     `-inf` marks a class that cannot be; `+inf`, NaN, and a label on an impossible class are refused.
     """
-    for name, given in (("logits", logits), ("labels", labels)):
-        if not isinstance(given, Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(given).__name__}; torch.as_tensor makes one")
-    if logits.ndim != 2 or not logits.is_floating_point():
-        raise ValueError(f"logits must be floating-point (N, C), got {logits.dtype} {tuple(logits.shape)}")
+    require_tensor(labels, "labels")
+    require_logits(logits)
     rows, classes = logits.shape
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be {rows} integers, one per row, got {labels.dtype} {tuple(labels.shape)}")

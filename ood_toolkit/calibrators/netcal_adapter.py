@@ -113,6 +113,15 @@ class NetcalCalibrator(Calibrator):
         self.values = torch.cat([y for _, y in maps])
         return self
 
+    def require_classes(self, classes: int) -> None:
+        """Raises ValueError unless there is one map for each of this number of classes, or one for all."""
+        maps = len(self.starts) - 1
+        if self.task == "multiclass" and maps != classes:
+            raise ValueError(
+                f"{self!r} was fitted on logits of {maps} classes, but these have {classes}; fit it on logits of the "
+                "same model and class mask"
+            )
+
     def forward(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
         """(N, C) calibrated probabilities."""
         return rowwise(self._top_label if self.task == "top_label" else self._multiclass, logits)

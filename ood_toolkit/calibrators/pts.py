@@ -50,6 +50,14 @@ class PTSCalibrator(RowTemperatureCalibrator):
         self.decay = decay
         self.seed = seed
 
+    def require_classes(self, classes: int) -> None:
+        """Raises ValueError unless these many classes give as many largest logits as the network reads."""
+        if min(self.largest, classes) != len(self.centre):
+            raise ValueError(
+                f"{self!r} was fitted on the {len(self.centre)} largest logits, but these have {classes} classes; fit "
+                "it on logits of the same model and class mask"
+            )
+
     def features(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N F"]:
         """The largest logits, in descending order; -inf as the row's smallest finite one."""
         top = rows.topk(min(self.largest, rows.shape[-1]), dim=-1).values
