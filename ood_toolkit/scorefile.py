@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-Kind = Literal["score", "confidence", "correct", "correct5", "label", "prediction"]
+Kind = Literal["score", "confidence", "correct", "correct5", "label", "prediction", "ranking"]
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Column:
     Args:
         kind: "score" (higher = more OOD, or more likely wrong), "confidence" (probability of the predicted class),
             "correct" (0 or 1), "correct5" (0 or 1: the label is among the five most likely), "label" or
-            "prediction" (class indices).
+            "prediction" (class indices), "ranking" (the five most likely classes, the most likely first).
         model: model spec, or the ensemble's name; "" for labels.
-        method: detector spec for scores, calibrator or ensemble spec for confidence; "" otherwise.
+        method: detector spec for scores, calibrator or ensemble spec for what comes from probabilities; "" otherwise.
         part: which images: a key of `ScoreFile.ids`.
         mask: class mask, as in records.
     """
@@ -41,7 +41,7 @@ class ScoreFile:
     """All columns of a run, in memory; `save` and `load` move them to and from a file.
 
     Args:
-        columns: (N,) tensors by what they hold.
+        columns: (N,) tensors by what they hold, (N, 5) for rankings.
         ids: image identifiers by part.
         roots: folder of a part's images, where they are files: `root / id` is the image.
     """

@@ -12,7 +12,7 @@ from ood_toolkit.corruptions import (
     relative_corruption_error,
 )
 
-AVERAGES = (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360, 0.866816, 0.826572, 0.819324, 
+AVERAGES = (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360, 0.866816, 0.826572, 0.819324,
             0.564592, 0.853204, 0.646056, 0.717840, 0.606500)  # fmt: skip
 """AlexNet's mean errors over severities as other toolkits carry them (AugMix), in the order of the paper."""
 RESNET50 = {

@@ -174,7 +174,7 @@ def _run(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], None]) 
         plan.suite,
         folder.scores,
         {model.spec: model.preprocessing for model in plan.models},
-        ensembles=list(dict.fromkeys(r.model for r in folder.records if r.model.startswith("ensemble["))),
+        ensembles={r.model: r.transform for r in folder.records if r.model.startswith("ensemble[")},
         level=0.95 if choices.resamples else None,
     )
     if views:

@@ -12,17 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ood_toolkit.benchmarks.masking import masked
-from ood_toolkit.benchmarks.suite import ClassMask, Part, Suite, Views
-from ood_toolkit.metrics import UndefinedMetricError, drop_interval, share_interval, top_k_correct, wrong_confidence
+from ood_toolkit.benchmarks.answers import (
+    Answerer,
+    Answers,
+    answerers,
+    labelled_parts,
+    read_answers,
+    view_text,
+    views_of,
+)
+from ood_toolkit.benchmarks.suite import Suite, Views
+from ood_toolkit.metrics import UndefinedMetricError, drop_interval, share_interval, wrong_confidence
 from ood_toolkit.metrics.bootstrap import Interval
-from ood_toolkit.outputs import UNKNOWN, Outputs
-from ood_toolkit.registry import build_calibrator
-from ood_toolkit.scorefile import Column, ScoreFile
+from ood_toolkit.scorefile import ScoreFile
 
 ROBUSTNESS_FILE = "robustness.json"
-PLAIN = "none"
-"""The calibrator that is the plain softmax: whose answers are counted."""
 HUMAN = {
     "dataset": "imagenet-a",
     "accuracy": 0.9,
@@ -30,51 +34,8 @@ HUMAN = {
     "source": "this project's notes on the protocol of Hendrycks et al., Natural Adversarial Examples, CVPR 2021",
 }
 """What people reach on ImageNet-A."""
-_ROWS_AT_ONCE = 4096
-_TOP = 5
-
 _Key = tuple[str, str, str]
-"""Model, part, view."""
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """What one model answered on the labelled images of one part, in one view.
-
-    Args:
-        ids: (N,) image identifiers.
-        label: (N,) class index within the view.
-        right: (N,) bool, top-1.
-        right5: (N,) bool, the label is among the five most likely.
-        confidence: (N,) probability of the answer.
-    """
-
-    ids: Sequence[str]
-    label: Tensor
-    right: Tensor
-    right5: Tensor
-    confidence: Tensor
-
-    def without(self, ids: frozenset[str]) -> "_Answers":
-        rows = torch.tensor([row for row, name in enumerate(self.ids) if name not in ids], dtype=torch.int64)
-        kept = [self.ids[int(row)] for row in rows]
-        return _Answers(kept, self.label[rows], self.right[rows], self.right5[rows], self.confidence[rows])
-
-
-def keep_answers(scores: ScoreFile, suite: Suite, model: str, parts: Mapping[str, Outputs]) -> None:
-    """Adds to the score file what the views count: answers of one model on every labelled part, in every view.
-
-    Args:
-        scores: of the run.
-        suite: with its views.
-        model: model spec.
-        parts: outputs by part, of all classes.
-    """
-    for part in _labelled(suite):
-        for mask in _views(suite):
-            for column, values in _columns(masked(parts[part.name], mask), model, part.name, _text(mask)).items():
-                if column not in scores.columns:
-                    scores.add(column, values)
+"""Who, part, view."""
 
 
 def robustness(
@@ -82,36 +43,41 @@ def robustness(
     scores: ScoreFile,
     models: Mapping[str, str],
     *,
-    ensembles: Sequence[str] = (),
+    ensembles: Mapping[str, str] | None = None,
     level: float | None = 0.95,
 ) -> dict[str, Any]:
     """The views of a run as plain values, or {} where the suite has none; docs/run-folder.md describes them.
 
     Args:
         suite: what was run.
-        scores: its score file, after `keep_answers` of every model.
+        scores: its score file, after `keep_answers` of every model and `keep_pooled_answers` of every ensemble.
         models: transform in words by model spec, in the order of the tables.
-        ensembles: names of those that the run has scored; they have records, and no views.
+        ensembles: likewise by name, of those that have records. Transfer and classes are of models alone.
         level: of the intervals, or None for none.
     """
-    parts = [part.name for part in _labelled(suite)]
+    parts = [part.name for part in labelled_parts(suite)]
     if not parts:
         return {}
-    views = [_text(mask) for mask in _views(suite)]
+    views = [view_text(mask) for mask in views_of(suite)]
+    pooled = [who for who in answerers(scores) if who.model in (ensembles or {})]
+    everyone = [*map(Answerer, models), *pooled]
     answers = {
-        (model, part, view): _read(scores, model, part, view) for model in models for part in parts for view in views
+        (str(who), part, view): read_answers(scores, who, part, view)
+        for who in everyone
+        for part in parts
+        for view in views
     }
     count = _Counting(suite, answers, level)
-    places = [(model, part, view) for model in models for part in parts for view in views]
+    places = [(str(who), part, view) for who in everyone for part in parts for view in views]
     return {
         "suite": suite.name,
         "protocol": suite.protocol,
-        "transforms": dict(models),
-        "without": list(ensembles),
+        "transforms": {**models, **{str(who): (ensembles or {})[who.model] for who in pooled}},
+        "without": [name for name in ensembles or {} if name not in {who.model for who in pooled}],
         "level": level,
         "human": dict(HUMAN) if HUMAN["dataset"] in parts else None,
         "accuracy": [count.accuracy(*place) for place in places],
-        "drop": [drop for model in models for view in views for drop in count.drops(model, view)],
+        "drop": [drop for who in everyone for view in views for drop in count.drops(str(who), view)],
         "wrong_confidence": [count.wrong(*place) for place in places],
         "transfer": [count.transfer(list(models), part, view) for part in parts for view in views if len(models) > 1],
         "classes": [row for model in models for part in parts for row in count.classes(model, part)],
@@ -134,7 +100,7 @@ class _Counting:
     """Counts the views of one run."""
 
     suite: Suite
-    answers: Mapping[_Key, _Answers]
+    answers: Mapping[_Key, Answers]
     level: float | None
 
     def accuracy(self, model: str, part: str, view: str) -> dict[str, Any]:
@@ -145,7 +111,7 @@ class _Counting:
 
     def drops(self, model: str, view: str) -> list[dict[str, Any]]:
         """What the model loses from the clean part to every other part; the same images count once."""
-        parts = {part.name: part for part in _labelled(self.suite)}
+        parts = {part.name: part for part in labelled_parts(self.suite)}
         clean = parts.pop(self.suite.views.clean, None) if self.suite.views else None
         if clean is None:
             return []
@@ -197,14 +163,14 @@ class _Counting:
 
     def classes(self, model: str, part: str) -> list[dict[str, Any]]:
         """Class by class under the mask, in the order of their indices; a class without an image has no row."""
-        mask, views = _views(self.suite)[0], self.suite.views or Views()
-        found = self.answers[model, part, _text(mask)]
+        mask, views = views_of(self.suite)[0], self.suite.views or Views()
+        found = self.answers[model, part, view_text(mask)]
         rows = []
         for label in found.label.unique().tolist():
             own = found.label == label
             index = int(mask.classes[label]) if mask else label
             rows.append(
-                {"model": model, "dataset": part, "mask": _text(mask), "class": index}
+                {"model": model, "dataset": part, "mask": view_text(mask), "class": index}
                 | {
                     "name": dict(enumerate(views.names)).get(index, ""),
                     "wnid": dict(enumerate(views.wnids)).get(index, ""),
@@ -214,7 +180,7 @@ class _Counting:
             )
         return rows
 
-    def _drop(self, clean: _Answers, adversarial: _Answers) -> dict[str, Any]:
+    def _drop(self, clean: Answers, adversarial: Answers) -> dict[str, Any]:
         level = self.level or 0.95
         sides = [share_interval(int(side.right.sum()), len(side.ids), level=level) for side in (clean, adversarial)]
         drop = drop_interval(*sides)
@@ -242,53 +208,3 @@ class _Counting:
     def _number(self, interval: Interval) -> dict[str, float | None]:
         value, low, high = map(float, interval)
         return {"value": value, "low": low, "high": high} if self.level else {"value": value, "low": None, "high": None}
-
-
-def _columns(view: Outputs, model: str, part: str, mask: str) -> dict[Column, Tensor]:
-    """Labels and answers of one part in one view, as the score file has them."""
-    known = (view.labels != UNKNOWN).nonzero().flatten()
-    log_probabilities = build_calibrator(PLAIN).log_probabilities
-    right5 = torch.zeros(len(view), dtype=torch.uint8)
-    confidence = torch.zeros(len(view), dtype=torch.float64)
-    predicted = torch.zeros(len(view), dtype=torch.int64)
-    for rows in torch.arange(len(view)).split(_ROWS_AT_ONCE):
-        log_p = log_probabilities(view.rows(slice(int(rows[0]), int(rows[-1]) + 1)).logits).double()
-        confidence[rows], predicted[rows] = log_p.max(dim=1)
-        own = known[torch.isin(known, rows)]
-        if len(own):
-            hits = top_k_correct(log_p[own - rows[0]].exp(), view.labels[own], k=_TOP)
-            right5[own] = torch.from_numpy(hits).to(torch.uint8)
-    return {
-        Column("label", "", "", part, mask): view.labels,
-        Column("prediction", model, "", part, mask): view.predictions,
-        Column("confidence", model, PLAIN, part, mask): confidence.exp(),
-        Column("correct", model, PLAIN, part, mask): (predicted == view.labels).to(torch.uint8),
-        Column("correct5", model, PLAIN, part, mask): right5,
-    }
-
-
-def _read(scores: ScoreFile, model: str, part: str, view: str) -> _Answers:
-    label = scores.columns[Column("label", "", "", part, view)]
-    known = (label != UNKNOWN).nonzero().flatten()
-    ids = [scores.ids[part][int(row)] for row in known]
-    right, right5, confidence = (
-        scores.columns[Column(kind, model, PLAIN, part, view)][known] for kind in ("correct", "correct5", "confidence")
-    )
-    return _Answers(ids, label[known], right.bool(), right5.bool(), confidence)
-
-
-def _labelled(suite: Suite) -> list[Part]:
-    """The parts with labels, each once, where the suite has views."""
-    if suite.views is None:
-        return []
-    return list({task.id.name: task.id for task in suite.tasks if task.kind == "calibration"}.values())
-
-
-def _views(suite: Suite) -> list[ClassMask | None]:
-    """With and without the suite's class mask."""
-    mask = suite.views.mask if suite.views else None
-    return [mask, None] if mask else [None]
-
-
-def _text(mask: ClassMask | None) -> str:
-    return mask.description if mask else ""

@@ -6,26 +6,26 @@ from dataclasses import asdict, dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ood_toolkit.benchmarks.answers import Answerer, keep_answers, keep_pooled_answers
 from ood_toolkit.benchmarks.crew import Crew, Origin, labelled, outputs_of
+from ood_toolkit.benchmarks.ensembles import fit_pool, pooled
 from ood_toolkit.benchmarks.lacking import LeftOut, no_part, require_calibration_data, require_fit_data
 from ood_toolkit.benchmarks.masking import masked, masks_of, seen_through, tap_under
 from ood_toolkit.benchmarks.measure import Bootstrap
 from ood_toolkit.benchmarks.methods import MEMBER_TAP, PASS_TAPS, Method, scores_log_probabilities
 from ood_toolkit.benchmarks.recording import Recorder, Row
 from ood_toolkit.benchmarks.results import RunFolder
-from ood_toolkit.benchmarks.robustness import keep_answers
 from ood_toolkit.benchmarks.second_opinion import beside, second_opinion
 from ood_toolkit.benchmarks.shared_pass import Done, shared_pass
 from ood_toolkit.benchmarks.suite import ClassMask, Suite
 from ood_toolkit.benchmarks.tuning import tune
 from ood_toolkit.calibrators import Calibrator, EnsemblePool
 from ood_toolkit.datasets import ImageSet
-from ood_toolkit.datasets.accepted import labels_for
 from ood_toolkit.detectors import Detector, LiveDetector
 from ood_toolkit.extract import Extracted, Extractor, Filled
 from ood_toolkit.fitted import NotFitted
 from ood_toolkit.models import LoadedClassifier
-from ood_toolkit.outputs import UNKNOWN, Outputs
+from ood_toolkit.outputs import Outputs
 
 Parts = Mapping[str, Outputs]
 Scores = dict[str, Tensor]
@@ -117,6 +117,7 @@ class Runner:
                 for mask in self._masks():
                     views = [_masked(parts, mask) for parts in members]
                     self._ensemble(pool, views, mask, with_detectors=number == 0)
+                self._keep_pooled(pool, members)
         self.folder.save_scores()
 
     def _see(self, model: LoadedClassifier) -> tuple[Parts, dict[str, Scores | str]]:
@@ -241,9 +242,9 @@ class Runner:
     def _others_give(self, model: LoadedClassifier, taps: Sequence[str], mask: ClassMask | None) -> bool:
         """Whether the ensemble or another model of the run has these taps, so that the method is not in vain."""
         others = [other for other in self.settings.models if other is not model]
-        pooled = bool(self.settings.pools) and len(self.settings.models) + len(self.settings.members) > 1
+        several = bool(self.settings.pools) and len(self.settings.models) + len(self.settings.members) > 1
         return all(
-            pooled if tap == MEMBER_TAP else any(tap_under(tap, mask) not in o.classifier.tap_gaps for o in others)
+            several if tap == MEMBER_TAP else any(tap_under(tap, mask) not in o.classifier.tap_gaps for o in others)
             for tap in taps
         )
 
@@ -364,28 +365,21 @@ class Runner:
                 spec = f"{pool.spec}[{tap}]"
                 row = Row(model.spec, spec, pool.family, model.preprocessing, texts=model.told())
                 try:
-                    self._fit_pool(pool, parts, members)
+                    fit_pool(pool, self.suite, parts, members)
                     result: Scores | str = {name: pool(members[name]) for name in self._scored(parts)}
                 except ValueError as error:
                     result = str(error)
                 self.recorder.calibrator(row, result, parts, mask)
 
-    def _fit_pool(self, pool: EnsemblePool, parts: Parts, members: Mapping[str, Tensor]) -> None:
-        if self.suite.calibration is not None:
-            name = self.suite.calibration.name
-            known = parts[name].labels != UNKNOWN
-            pool.fit(members[name][:, known], parts[name].labels[known])
-
     def _ensemble(
         self, pool: EnsemblePool, members: Sequence[Parts], mask: ClassMask | None, *, with_detectors: bool
     ) -> None:
-        models = [*self.settings.models, *self.settings.members]
-        name = f"ensemble[{', '.join(model.spec for model in models)}]"
+        models, name = [*self.settings.models, *self.settings.members], self._ensemble_name
         transform = "; ".join(dict.fromkeys(model.preprocessing for model in models))
         row = Row(name, pool.spec, pool.family, transform)
         with self.folder.stage(f"ensemble {pool.name}"):
             try:
-                parts = self._pooled(pool, members, mask)
+                parts = pooled(pool, self.suite, members, mask, self._rows[models[0].spec])
             except ValueError as error:
                 reason = no_part("calibration") if isinstance(error, NotFitted) else str(error)
                 self.recorder.calibrator(row, self._left_out(pool.spec, reason), members[0], mask)
@@ -402,21 +396,22 @@ class Runner:
                     row = Row(name, spec, detector.family, transform, pool.spec, self._tuned_on(method))
                     self.recorder.detector(row, scores, parts, mask)
 
-    def _pooled(self, pool: EnsemblePool, members: Sequence[Parts], mask: ClassMask | None) -> Parts:
-        """The ensemble's outputs: its log-probabilities as logits, its members as a tap."""
-        for part in self.suite.parts:
-            if len({len(view[part.name]) for view in members}) > 1:
-                raise ValueError(f"the members could read different numbers of images of {part.name!r}")
-        stacked = {part.name: torch.stack([view[part.name].logits for view in members]) for part in self.suite.parts}
-        self._fit_pool(pool, members[0], stacked)
-        pooled = {}
-        for part in self.suite.parts:
-            logits = stacked[part.name]
-            plain = Outputs.from_logits(pool(logits))
-            rows = self._rows[self.settings.models[0].spec][part.name]
-            plain = plain.with_labels(labels_for(part.images, rows, plain, mask.classes if mask else None))
-            pooled[part.name] = plain.with_taps({MEMBER_TAP: logits.transpose(0, 1)})
-        return pooled
+    def _keep_pooled(self, pool: EnsemblePool, members: Sequence[Parts]) -> None:
+        """The ensemble's answers in every view; a pool that failed before has none."""
+        rows = self._rows[self.settings.models[0].spec]
+
+        def under(mask: ClassMask | None) -> Parts:
+            return pooled(pool, self.suite, [_masked(parts, mask) for parts in members], mask, rows)
+
+        with self.folder.stage(f"ensemble {pool.name}"):
+            try:
+                keep_pooled_answers(self.folder.scores, self.suite, Answerer(self._ensemble_name, pool.spec), under)
+            except ValueError as error:
+                self._left_out(pool.spec, no_part("calibration") if isinstance(error, NotFitted) else str(error))
+
+    @property
+    def _ensemble_name(self) -> str:
+        return f"ensemble[{', '.join(m.spec for m in (*self.settings.models, *self.settings.members))}]"
 
     def _masks(self) -> list[ClassMask | None]:
         return masks_of(self.suite)

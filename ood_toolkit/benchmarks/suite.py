@@ -1,7 +1,7 @@
 """What a benchmark is: parts of image sets, and tasks over them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -102,12 +102,14 @@ class Views:
         mask: the class subset with and without which everything is counted; None for all classes only.
         names: class names by index, where the model has none.
         wnids: WordNet ids by class index, where classes have them.
+        sequences: names of the parts whose images are frames of videos, which are counted video by video too.
     """
 
     clean: str = ""
     mask: ClassMask | None = None
     names: Sequence[str] = ()
     wnids: Sequence[str] = ()
+    sequences: Collection[str] = ()
 
 
 @dataclass(frozen=True, eq=False)

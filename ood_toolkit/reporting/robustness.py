@@ -265,7 +265,7 @@ def _standing(views: Views, models: Sequence[str]) -> list[str]:
     parts = [
         deviation([views.get("protocol", "")]),
         transforms((model, known.get(model, "")) for model in dict.fromkeys(models)),
-        f"Not counted here, models one by one only: {without}" if without else "",
+        f"Not counted here: {without}" if without else "",
     ]
     return [part for part in parts if part]
 
@@ -283,7 +283,9 @@ def _cell(number: Mapping[str, Any] | None, options: TableOptions) -> Cell:
 
 
 def _chosen(row: Mapping[str, Any], options: TableOptions) -> bool:
-    return (not options.models or row["model"] in options.models) and (
+    """An ensemble is chosen by its name in records too, without the way in which it is pooled."""
+    known = {row["model"], row["model"].rpartition(" by ")[0]}
+    return (not options.models or not known.isdisjoint(options.models)) and (
         not options.datasets or row["dataset"] in options.datasets
     )
 

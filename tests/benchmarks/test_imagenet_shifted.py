@@ -140,8 +140,12 @@ def test_an_ensemble_is_right_where_its_own_answer_is_any_of_the_classes(
     ensembles = [r for r in folder.records if r.model.startswith("ensemble[") and r.metric == "accuracy"]
     assert {r.dataset: r.value for r in ensembles}["objectnet"] == pytest.approx(np.mean(right))
     views = json.loads((folder.path / "robustness.json").read_text())
-    assert views["without"] == [ensembles[0].model]
-    assert {row["model"] for row in views["accuracy"]} == set(views["transforms"]) == {SPEC, TWIN}
+    pooled = f"{ensembles[0].model} by mean_probability"
+    assert views["without"] == []
+    assert {row["model"] for row in views["accuracy"]} == set(views["transforms"]) == {SPEC, TWIN, pooled}
+    place = (pooled, "objectnet", "")
+    (of_pool,) = [row for row in views["accuracy"] if (row["model"], row["dataset"], row["mask"]) == place]
+    assert of_pool["top1"]["value"] == pytest.approx(np.mean(right))
     assert 0 < np.mean(right) < 1
 
 

@@ -354,3 +354,50 @@ def test_a_run_without_views_leaves_none_of_an_earlier_run(tmp_path: Path, monke
     words = ("--suite", "digits", "--detectors", "msp", "--calibrators", "none", "--ensemble", "none", "--resamples", 0)
     assert call(*words, "--out", tmp_path / "run", "--cache", tmp_path / "cache") == 0
     assert not (tmp_path / "run" / "robustness.json").exists()
+
+
+def test_an_ensemble_has_the_views_of_its_own_pooled_answers(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    code = call(
+        "--suite", "imagenet-a+clean", "--data-root", root, "--learn", "validation", "--detectors", "msp",
+        "--calibrators", "none", "--ensemble", "mean_probability,mean_logit", "--resamples", 0,
+        "--model", MODELS[0], "--member", MODELS[1], "--out", tmp_path, "--cache", tmp_path / "cache",
+    )  # fmt: skip
+    assert code == 0
+    views = json.loads((tmp_path / "robustness.json").read_text())
+    name = f"ensemble[{MODELS[0]}, {MODELS[1]}]"
+    assert [row["model"] for row in views["drop"] if row["mask"] == MASK] == [
+        MODELS[0], f"{name} by mean_probability", f"{name} by mean_logit",
+    ]  # fmt: skip
+    assert views["without"] == []
+    assert {row["model"] for row in views["classes"]} == {MODELS[0]}  # classes and transfer are of models alone
+    sheet, networks = Sheet(tmp_path), [one(), two()]
+    classes = list(A_LIST.values())
+    for pool, mask, kept in (
+        ("mean_probability", MASK, classes),
+        ("mean_probability", "", list(range(1000))),
+        ("mean_logit", MASK, classes),
+    ):
+        right, right5, sure = 0, 0, []
+        ids, labels = sheet.file.ids["imagenet-a+clean"], sheet.file.columns[
+            Column("label", "", "", "imagenet-a+clean", mask)
+        ].tolist()  # fmt: skip
+        for image, label in zip(ids, labels, strict=True):
+            folder, _, path = image.partition("/")
+            place = root / ("imagenet-1k/val" if folder == "imagenet-1k" else folder) / path
+            with Image.open(place) as file, torch.no_grad():
+                logits = torch.stack([model(pixels(file.convert("RGB"))[None])[0] for model, pixels in networks])
+            cut = logits[:, kept].double()
+            mean = cut.softmax(dim=1).mean(dim=0) if pool == "mean_probability" else cut.mean(dim=0).softmax(dim=0)
+            order = mean.argsort(descending=True).tolist()
+            right += order[0] == label
+            right5 += label in order[:5]
+            sure += [float(mean.max())] if order[0] != label else []
+        found = entry(views, "accuracy", model=f"{name} by {pool}", dataset="imagenet-a+clean", mask=mask)
+        assert (found["top1"]["value"], found["top5"]["value"]) == (right / len(ids), right5 / len(ids))
+        wrong = entry(views, "wrong_confidence", model=f"{name} by {pool}", dataset="imagenet-a+clean", mask=mask)
+        assert wrong["wrong"] == len(sure)
+        assert wrong["mean"]["value"] == pytest.approx(sum(sure) / len(sure), rel=1e-4)

@@ -154,7 +154,7 @@ def test_every_caption_names_suite_protocol_deviation_transform_and_what_is_not_
         assert "Not the published protocol (official-like)" in text
         assert "squash 224" in text
         assert ("crop 96" in text) == (table.name != "classes")  # the classes of m1 alone
-        assert "Not counted here, models one by one only: ensemble[m1, m2]" in text
+        assert "Not counted here: ensemble[m1, m2]" in text
     latex = FORMATS["latex"](tables)
     assert latex.count("protocol official-like") == 4
 
@@ -216,3 +216,13 @@ def test_the_report_has_the_views_with_intervals(make_folder: Any, tmp_path: Pat
     section = text[text.index('<section id="robustness"') : text.index("</section>", text.index('id="robustness"'))]
     assert "0.111 [0.091, 0.131]" in section
     assert "Transfer of errors on imagenet-a, 200 classes" in section
+
+
+def test_an_ensemble_is_a_row_of_its_own_and_is_chosen_by_its_name_in_records():
+    views = made_up(("m1", "ensemble[m1, m2] by mean_probability"))
+    rows = texts(robustness_tables(views, options=TableOptions(models=("ensemble[m1, m2]",)))[0])
+    assert rows == {
+        "/imagenet-a": ["0.211", "0.711", "0.212", "0.712", "0.620", "0.400", "0.200"],
+        "/imagenet-a-clean": ["0.221", "0.721", "0.222", "0.722", MISSING, "0.400", "0.200"],
+        "/imagenet-a: humans": ["≈ 0.900", *[MISSING] * 6],
+    }
