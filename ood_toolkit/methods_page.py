@@ -65,11 +65,6 @@ OTHER_NAMES = (
 )
 
 LEFT_OUT = (
-    (
-        "i-ODIN",
-        "ODIN's step on the one number of the image with the largest gradient; at ε = 0.0014 a small network ranked 64 "
-        "images exactly as `odin(eps=0)` does",
-    ),
     ("PCA fusion (Guan et al.)", "its feature part is `pca`; the paper fuses it with a logit score"),
     (
         "Projection, ReAct + projection (`detectors`)",

@@ -17,6 +17,7 @@ OPENOOD_NAMES = MappingProxyType(
         "msp": "MSP",
         "tempscale": "TempScale",
         "odin": "ODIN",
+        "i_odin": "i-ODIN",
         "mahalanobis": "MDS",
         "rmds": "RMDS",
         "gram": "Gram",

@@ -30,6 +30,7 @@ from ood_toolkit.detectors.gradnorm import GradNormDetector as GradNormDetector
 from ood_toolkit.detectors.gradnorm import GradUncertaintyDetector as GradUncertaintyDetector
 from ood_toolkit.detectors.gram import GramDetector as GramDetector
 from ood_toolkit.detectors.grood import GROODDetector as GROODDetector
+from ood_toolkit.detectors.i_odin import IODINDetector as IODINDetector
 from ood_toolkit.detectors.igeood import IgeoodDetector as IgeoodDetector
 from ood_toolkit.detectors.kl_matching import KLMatchingDetector as KLMatchingDetector
 from ood_toolkit.detectors.knn import KNNDetector as KNNDetector

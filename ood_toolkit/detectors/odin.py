@@ -18,16 +18,22 @@ def heated_one_minus_msp(logits: Float[Tensor, "N C"], temperature: float) -> Fl
     return others / (1 + others)
 
 
-def towards_prediction(
-    classifier: Differentiable, images: Float[Tensor, "N 3 H W"], temperature: float, eps: float
+def prediction_gradient(
+    classifier: Differentiable, images: Float[Tensor, "N 3 H W"], temperature: float
 ) -> Float[Tensor, "N 3 H W"]:
-    """`x − ε sign(∇ₓ −log softmax_ŷ(z / T))`: the input after one step that raises its own prediction."""
+    """`∇ₓ −log softmax_ŷ(z / T)`, per unit of a pixel: where to go to lower the confidence in the own prediction."""
     inputs = as_pixels(images).clone().requires_grad_()
     logits = classifier.differentiate(inputs).logits
     with torch.enable_grad():
         losses = torch.nn.functional.cross_entropy(logits / temperature, logits.argmax(dim=1), reduction="sum")
-    (gradient,) = torch.autograd.grad(losses, inputs)
-    return inputs.detach() - eps * gradient.sign()
+    return torch.autograd.grad(losses, inputs)[0]
+
+
+def towards_prediction(
+    classifier: Differentiable, images: Float[Tensor, "N 3 H W"], temperature: float, eps: float
+) -> Float[Tensor, "N 3 H W"]:
+    """`x − ε sign(∇ₓ −log softmax_ŷ(z / T))`: the input after one step that raises its own prediction."""
+    return as_pixels(images) - eps * prediction_gradient(classifier, images, temperature).sign()
 
 
 class ODINDetector(LiveDetector):
