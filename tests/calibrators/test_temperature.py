@@ -110,7 +110,7 @@ def test_few_sweeps_over_the_data_suffice():
         assert fit_temperature(*drawn(20_000, classes, temperature=temperature)).evaluations <= 10
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(0.05, 20.0), st.integers(0, 1000), st.floats(-1e4, 1e4))
 def test_scaling_the_logits_scales_the_temperature_and_offsets_do_nothing(factor, seed, offset):
     logits, labels = drawn(200, 4, seed=seed)

@@ -113,7 +113,7 @@ def test_ks_error_is_the_largest_cumulated_gap_at_the_end_of_a_tie(pairs):
 
 
 @given(rows.map(lambda pairs: pairs[:20]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_smooth_ece_is_the_integral_of_its_definition(pairs):
     confidence, correct = unzip(pairs)
     grid = np.linspace(0, 1, 2001)
@@ -197,7 +197,7 @@ def test_a_calibrated_model_stays_within_its_consistency_band_as_often_as_the_le
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["equal-width", "equal-mass"]), st.integers(1, 20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_classwise_ece_is_the_mean_ece_of_each_class_against_the_rest(seed, scheme, bins):
     rng = np.random.default_rng(seed)
     classes = int(rng.integers(2, 6))

@@ -118,7 +118,7 @@ def test_the_joint_view_fails_wrong_and_outlying_answers_alike():
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_double_score_aurc_is_the_best_of_all_threshold_pairs(seed):
     rng = np.random.default_rng(seed)
     known, unknown = int(rng.integers(1, 12)), int(rng.integers(1, 12))

@@ -72,7 +72,7 @@ def test_rank_correlation_is_scipys() -> None:
     assert constant.tolist() == [[pytest.approx(1.0), 0.0], [0.0, 1.0]]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 100))
 def test_the_consistency_band_holds_the_quantiles_of_the_exact_distribution(seed: int) -> None:
     confidence = np.random.default_rng(seed).uniform(0.81, 0.86, 200)
