@@ -327,7 +327,8 @@ class TapPlan:
                 self._layers[spec] = tuple(layer for layer, _ in edits)
                 for layer, edit in edits:
                     if layer == stages.pooled:
-                        self._free.setdefault(layer, {})[spec] = (_then_mean(edit),) * 2
+                        pooled = _then_mean(edit)
+                        self._free.setdefault(layer, {})[spec] = (pooled, pooled)
                     else:
                         self._reruns.append((spec, layer, edit))
         self._joins = {spec: tap.join for spec, tap in taps.items() if isinstance(tap, Reduction)}

@@ -134,6 +134,12 @@ def _stage_gram(features: Tensor, head: Head, generator: torch.Generator) -> Flo
     return join_layers([gram_rows(maps[:, ::2], 10), gram_rows(maps, 10)])
 
 
+def _shallow_statistics(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N 2 S"]:
+    # a style of its own for every image, the same kinds for all sets
+    noise = torch.rand(len(features), 2, 6, generator=generator).to(features)
+    return 1 + noise + 0.02 * features[:, :6].unsqueeze(1)
+
+
 def _two_stages(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N 2 D"]:
     return torch.stack([features, 0.9 * features], dim=1)
 
@@ -151,6 +157,7 @@ def _nudged_features(features: Tensor, head: Head, generator: torch.Generator) -
 SYNTHETIC_TAPS: dict[str, TapMaker] = {
     "stage_means": _stage_means,
     "stage_gram": _stage_gram,
+    "shallow_statistics": _shallow_statistics,
     "rank_one_removed": _two_stages,
     **dict.fromkeys(("ash_p_map", "ash_b_map", "ash_s_map", "scale_map", "react_map"), _features),
     "local_mcm": _local_mcm,
