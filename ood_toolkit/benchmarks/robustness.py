@@ -21,6 +21,7 @@ from ood_toolkit.benchmarks.answers import (
     view_text,
     views_of,
 )
+from ood_toolkit.benchmarks.perturbations import steadiness
 from ood_toolkit.benchmarks.suite import Suite, Views
 from ood_toolkit.metrics import UndefinedMetricError, drop_interval, share_interval, wrong_confidence
 from ood_toolkit.metrics.bootstrap import Interval
@@ -81,6 +82,13 @@ def robustness(
         "wrong_confidence": [count.wrong(*place) for place in places],
         "transfer": [count.transfer(list(models), part, view) for part in parts for view in views if len(models) > 1],
         "classes": [row for model in models for part in parts for row in count.classes(model, part)],
+        "perturbations": [
+            steadiness(scores, who, part, view, level)
+            for who in everyone
+            for part in parts
+            for view in views
+            if suite.views is not None and part in suite.views.sequences
+        ],
     }
 
 

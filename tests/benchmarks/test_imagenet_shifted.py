@@ -203,9 +203,12 @@ def test_every_frame_of_a_perturbation_is_scored(tmp_path: Path):
             container.mux(stream.encode())
     folder = measured("imagenet-p/tilt", tmp_path, tmp_path / "out")
     assert len(folder.scores.ids["imagenet-p/tilt"]) == 8
-    assert "flip probability and top-5 distance are not computed" in folder.facts["caption"]
-    with pytest.raises(ValueError, match="say which part of imagenet-p, e"):
-        imagenet_suite("imagenet-p", tmp_path)
+    (steady,) = json.loads((folder.path / "robustness.json").read_text())["perturbations"]
+    assert (steady["perturbation"], steady["videos"], steady["left_out"]) == ("tilt", 2, 0)
+    whole = imagenet_suite("imagenet-p", tmp_path)
+    assert [task.dataset for task in whole.tasks] == ["imagenet-p/tilt"] * 2
+    assert whole.protocol == "full-1000way-like"
+    assert "Left out, because not found: gaussian_noise, shot_noise," in whole.caption
 
 
 @pytest.fixture
@@ -238,9 +241,9 @@ def test_ones_own_imagenet_c_corrupts_the_images_that_are_scored_and_no_others(o
             large = image.convert("RGB").resize((256, 256), Image.Resampling.BILINEAR).crop((16, 16, 240, 240))
             answers.append(ranked(Image.fromarray(255 - np.array(large)))[0] == label)
     assert found["calibration", "imagenet-c-own/fog/3", "accuracy"] == pytest.approx(np.mean(answers))
-    for wrong in ("imagenet-c-own", "imagenet-c-own/fog", "imagenet-c-own/fog/heavy"):
-        with pytest.raises(ValueError, match="say which corruption and severity, e"):
-            imagenet_suite(wrong, objectnet)
+    for wrong in ("heavy", "6", "0"):
+        with pytest.raises(ValueError, match=r"a severity is one of \(1, 2, 3, 4, 5\)"):
+            imagenet_suite(f"imagenet-c-own/fog/{wrong}", objectnet)
     with pytest.raises(ValueError, match="no corruption is named 'rain'"):
         imagenet_suite("imagenet-c-own/rain/3", objectnet)
 
