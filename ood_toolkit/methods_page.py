@@ -65,7 +65,6 @@ OTHER_NAMES = (
 )
 
 LEFT_OUT = (
-    ("PCA fusion (Guan et al.)", "its feature part is `pca`; the paper fuses it with a logit score"),
     (
         "Projection, ReAct + projection (`detectors`)",
         "trajectories of class cosines through every layer of the network",

@@ -63,6 +63,7 @@ from ood_toolkit.detectors.openmax import OpenMaxDetector as OpenMaxDetector
 from ood_toolkit.detectors.pca import CoPDetector as CoPDetector
 from ood_toolkit.detectors.pca import CoRPDetector as CoRPDetector
 from ood_toolkit.detectors.pca import PCADetector as PCADetector
+from ood_toolkit.detectors.pca_fusion import PCAFusionDetector as PCAFusionDetector
 from ood_toolkit.detectors.pnml import PNMLDetector as PNMLDetector
 from ood_toolkit.detectors.rankfeat import RankFeatDetector as RankFeatDetector
 from ood_toolkit.detectors.react import ReActDetector as ReActDetector

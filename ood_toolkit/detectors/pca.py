@@ -45,7 +45,7 @@ class PCADetector(Detector):
         variance: the share of the variance to keep, in (0, 1], where `dim` is not given.
         relative: divides by ‖x‖ (the regularised error of Guan et al.); False gives the plain error.
 
-    Differs from Guan et al. in being used alone: they fuse it with a logit score.
+    Differs from Guan et al. in being used alone: they fuse it with a logit score, as `pca_fusion` does.
     """
 
     name = "pca"
