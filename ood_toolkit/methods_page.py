@@ -66,15 +66,10 @@ OTHER_NAMES = (
 
 LEFT_OUT = (
     (
-        "Projection, ReAct + projection (`detectors`)",
-        "trajectories of class cosines through every layer of the network",
-    ),
-    (
         "CombOOD",
         "sums a KNN and a Mahalanobis distance of the extremes of every layer's map, not of pooled features; its "
         "entry on the OpenOOD board is disputed by 13 to 22 points",
     ),
-    ("SEM", "a score of full-spectrum OOD, from low-level statistics of shallow layers; `gmm` is its mixture alone"),
     ("ARGM (`detectors`)", "returns the number of the predicted class: a placeholder, not a score"),
     ("GAIA", "counts abnormal gradients in inner layers: a backward pass per image through the whole network"),
     ("OpenGAN", "trains a generator and a discriminator"),

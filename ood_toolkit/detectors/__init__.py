@@ -65,11 +65,14 @@ from ood_toolkit.detectors.pca import CoRPDetector as CoRPDetector
 from ood_toolkit.detectors.pca import PCADetector as PCADetector
 from ood_toolkit.detectors.pca_fusion import PCAFusionDetector as PCAFusionDetector
 from ood_toolkit.detectors.pnml import PNMLDetector as PNMLDetector
+from ood_toolkit.detectors.projection import ProjectionDetector as ProjectionDetector
+from ood_toolkit.detectors.projection import ReActProjectionDetector as ReActProjectionDetector
 from ood_toolkit.detectors.rankfeat import RankFeatDetector as RankFeatDetector
 from ood_toolkit.detectors.react import ReActDetector as ReActDetector
 from ood_toolkit.detectors.rel_u import RelUDetector as RelUDetector
 from ood_toolkit.detectors.relation import RelationDetector as RelationDetector
 from ood_toolkit.detectors.scale import SCALEDetector as SCALEDetector
+from ood_toolkit.detectors.sem import SEMDetector as SEMDetector
 from ood_toolkit.detectors.she import SHEDetector as SHEDetector
 from ood_toolkit.detectors.sirc import SIRCDetector as SIRCDetector
 from ood_toolkit.detectors.ssd import SSDDetector as SSDDetector

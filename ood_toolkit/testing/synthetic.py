@@ -155,7 +155,7 @@ def _nudged_features(features: Tensor, head: Head, generator: torch.Generator) -
 
 
 SYNTHETIC_TAPS: dict[str, TapMaker] = {
-    "stage_means": _stage_means,
+    **dict.fromkeys(("stage_means", "block_maxima"), _stage_means),
     "stage_gram": _stage_gram,
     "shallow_statistics": _shallow_statistics,
     "rank_one_removed": _two_stages,
