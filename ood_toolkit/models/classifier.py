@@ -9,10 +9,12 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from ood_toolkit.models.afterwards import Afterwards
 from ood_toolkit.models.compiled import Compiled, compiled_parts
 from ood_toolkit.models.head import LOGITS, as_head, as_rows, describe_break, find_head, is_linear, logits_of
+from ood_toolkit.models.reductions import Tap
 from ood_toolkit.models.stages import find_stages
-from ood_toolkit.models.taps import Afterwards, Tap, TapPlan, build_tap, missing_tap
+from ood_toolkit.models.taps import TapPlan, build_tap, missing_tap
 from ood_toolkit.outputs import UNKNOWN, Head, Outputs, full_precision
 
 Images = Float[Tensor, "N channels H W"] | UInt8[Tensor, "N channels H W"]

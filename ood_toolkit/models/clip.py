@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from ood_toolkit.detectors.base import Differentiable
 from ood_toolkit.detectors.clip import local_concept_mismatch
+from ood_toolkit.models.afterwards import Afterwards
 from ood_toolkit.models.negatives import NegativeLabels, farthest
 from ood_toolkit.models.patches import PatchReader, patch_reader
+from ood_toolkit.models.reductions import Reduction, Tap
 from ood_toolkit.models.stages import Map
-from ood_toolkit.models.taps import Afterwards, Reduction, Tap
 from ood_toolkit.models.text_cache import cached_tensor
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.stats import l2_normalise
