@@ -62,14 +62,19 @@ def blocks(outputs: Outputs, rows: int | None = None) -> Iterator[Outputs]:
 
     Args:
         outputs: what to go through.
-        rows: rows of a block; by default as many as make 8 MiB of float32, 64 MiB on a GPU.
+        rows: rows of a block; by default `block_length`.
     """
-    if rows is None and len(outputs):
-        first = outputs.rows(slice(0, 1))
-        width = first.logits.numel() + first.features.numel() + sum(tap.numel() for tap in first.taps.values())
-        numbers = _BLOCK_NUMBERS if first.logits.device.type == "cpu" else _ACCELERATOR_BLOCK_NUMBERS
-        rows = max(64, numbers // width)
-    yield from outputs.batches(rows)
+    yield from outputs.batches(rows or block_length(outputs))
+
+
+def block_length(outputs: Outputs) -> int:
+    """Rows of a block: as many as make 8 MiB of float32, 64 MiB on a GPU."""
+    if not len(outputs):
+        return 64
+    first = outputs.rows(slice(0, 1))
+    width = first.logits.numel() + first.features.numel() + sum(tap.numel() for tap in first.taps.values())
+    numbers = _BLOCK_NUMBERS if first.logits.device.type == "cpu" else _ACCELERATOR_BLOCK_NUMBERS
+    return max(64, numbers // width)
 
 
 def moments(

@@ -11,6 +11,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from ood_toolkit import stats
 from ood_toolkit.benchmarks.masking import masked
 from ood_toolkit.benchmarks.suite import Part, Suite
 from ood_toolkit.datasets.accepted import labels_for
@@ -24,8 +25,11 @@ from ood_toolkit.outputs import UNKNOWN, Outputs
 _ROWS_WORTH_SHARING = 4096
 """Fewer rows are done before the others have been told."""
 
-_LARGEST_STATE = 1 << 28
-"""Bytes of a detector that are sent to all ranks for scoring; beyond (a bank of neighbours), rank 0 scores alone."""
+_SMALL_STATE = 1 << 28
+"""Bytes of a detector that are sent to all ranks for scoring, however few the rows."""
+
+_LARGEST_STATE = 1 << 29
+"""The same where the rows weigh more than the detector; beyond (a bank of many neighbours), rank 0 scores alone."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +117,14 @@ class Crew:
             yield
 
     def scores(self, detector: Detector, outputs: Outputs, origin: Origin | None) -> Tensor:
-        """(N,) scores of a fitted detector, in memory."""
-        state = sum(value.numel() * value.element_size() for value in detector.state_dict().values())
-        if self._worth_sharing(outputs, origin) and state <= _LARGEST_STATE:
+        """(N,) scores of a fitted detector, in memory; the same on any number of ranks."""
+        step = detector.block_rows or stats.block_length(outputs)
+        if self._worth_sharing(outputs, origin) and step < len(outputs) and _worth_sending(detector, outputs):
             data = packed(detector)
             if data is not None:
                 assert origin is not None
-                self.tell(Score(data, origin))
-                return _shared_scores(self.world, detector, outputs)
+                self.tell(Score(data, origin, step))
+                return _shared_scores(self.world, detector, outputs, step)
         return detector(outputs).cpu()
 
     def _worth_sharing(self, outputs: Outputs, origin: Origin | None) -> bool:
@@ -185,15 +189,16 @@ class Sum:
 
 @dataclass(frozen=True)
 class Score:
-    """Scores of some outputs by a fitted detector."""
+    """Scores of some outputs by a fitted detector, each rank whole blocks of `step` rows."""
 
     detector: Packed
     origin: Origin
+    step: int
 
     def carry_out(self, follower: "Follower") -> None:
         """Scores this rank's rows."""
         found = follower.find(self.origin)
-        _shared_scores(follower.world, lambda rows: unpacked(self.detector, follower.device)(rows), found)
+        _shared_scores(follower.world, lambda rows: unpacked(self.detector, follower.device)(rows), found, self.step)
 
 
 class Follower:
@@ -255,9 +260,16 @@ def _shared_sums(world: World, sums: Sums, rows: Outputs) -> list[Tensor]:
     return world.sum(world.each(lambda: sums(rows.rows(world.share(len(rows))).batches())))
 
 
-def _shared_scores(world: World, score: Callable[[Outputs], Tensor], rows: Outputs) -> Tensor:
+def _worth_sending(detector: Detector, rows: Outputs) -> bool:
+    """Whether the detector is no heavier than what other ranks then read of the rows."""
+    state = sum(value.numel() * value.element_size() for value in detector.state_dict().values())
+    weight = len(rows) * (rows.classes + rows.width) * rows.head.weight.element_size()
+    return state <= max(_SMALL_STATE, min(weight, _LARGEST_STATE))
+
+
+def _shared_scores(world: World, score: Callable[[Outputs], Tensor], rows: Outputs, step: int) -> Tensor:
     def mine() -> Tensor:
         with torch.no_grad():
-            return score(rows.rows(world.share(len(rows)))).cpu()
+            return score(rows.rows(world.share(len(rows), step))).cpu()
 
     return torch.cat(world.gather(world.each(mine)))
