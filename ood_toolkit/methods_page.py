@@ -92,7 +92,8 @@ def page() -> str:
         f"{len(detector_classes())} detectors, {len(calibrator_classes())} calibrators and {len(ensemble_classes())} "
         "ways to pool an ensemble, as implemented. Every score is higher for more out-of-distribution inputs, or for "
         "predictions more likely wrong. `ood-bench cite NAME` prints the BibTeX entry; "
-        "[conventions.md](conventions.md) tells where other tools' numbers differ, and why.",
+        "[conventions.md](conventions.md) tells where other tools' numbers differ, and why. A reference names the "
+        "paper's equations only where their numbers could be checked against its text.",
         "[Detectors](#detectors) · [Calibrators](#calibrators) · [Other names](#other-names) · [Left out](#left-out)",
         "## Letters",
         table(("letters", "meaning"), ((f"`{a}`" if "`" not in a else a, b) for a, b in LETTERS)),

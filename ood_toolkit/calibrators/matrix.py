@@ -40,7 +40,7 @@ class MatrixCalibrator(Calibrator):
 
     name = "matrix"
     paper = (
-        "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599; ODIR: Kull et al., "
+        "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599, Eq. 8; ODIR: Kull et al., "
         "Beyond temperature scaling, NeurIPS 2019, arXiv:1910.12656"
     )
     cite = "kull2019dirichlet"

@@ -23,7 +23,10 @@ class SplineCalibrator(TopLabelCalibrator):
     """
 
     name = "spline"
-    paper = "Gupta et al., Calibration of Neural Networks using Splines, ICLR 2021, arXiv:2006.12800"
+    paper = (
+        "Gupta et al., Calibration of Neural Networks using Splines, ICLR 2021, arXiv:2006.12800, Eq. 14 and "
+        "Proposition 4.1"
+    )
     cite = "gupta2021splines"
     equation = "g(p) = p + s′(t), t the rank of p, s the spline through the accumulated right − p"
     family = "scaling"

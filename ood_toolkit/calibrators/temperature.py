@@ -157,7 +157,7 @@ class TemperatureCalibrator(Calibrator):
     """
 
     name = "temperature"
-    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599"
+    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599, Eq. 9"
     cite = "guo2017calibration"
     equation = "softmax(z / T)"
     preserves_argmax = True

@@ -37,7 +37,7 @@ class VectorCalibrator(Calibrator):
     """
 
     name = "vector"
-    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599"
+    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599, Eq. 8 with a diagonal W"
     cite = "guo2017calibration"
     equation = "softmax(w ⊙ z + b)"
     slopes: Float[Tensor, " C"]

@@ -60,7 +60,10 @@ def nudged_features(
 class AdaptiveScaling(Detector):
     """Estimates how strange a row is from how far a nudge moved its features, and scales less the stranger it is."""
 
-    paper = "Regmi, AdaSCALE: Adaptive Scaling for OOD Detection, 2025, arXiv:2503.08023"
+    paper = (
+        "Regmi, AdaSCALE: Adaptive Scaling for OOD Detection, 2025, arXiv:2503.08023, Eq. 8 and 9 of the version "
+        "under review"
+    )
     cite = "regmi2025adascale"
     needs = "train"
     reads = frozenset({"logits", "features", "taps"})

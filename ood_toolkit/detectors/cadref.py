@@ -39,7 +39,7 @@ class CARefDetector(Detector):
     """
 
     name = "caref"
-    paper = _PAPER
+    paper = f"{_PAPER}, Eq. 6"
     cite = "ling2025cadref"
     equation = "‖f − μ_y‖₁ / ‖f‖₁"
     needs = "train"
@@ -74,12 +74,12 @@ class CADRefDetector(Detector):
             probabilities, at least 10), "maxlogit" or "msp", the authors' four. It must be positive to make sense.
         absent: "mean" lets the mean of all rows stand for a class that is never predicted; "error" refuses it.
 
-    Follows the authors' code and the paper's text, which split by the sign of the *relative* feature; the formula
-    printed in the paper has the feature itself.
+    Follows the authors' code in adding absolute values over `f − μ_y`; Eq. 7 and 8 as printed take the norm of the
+    sum, in which terms of either sign would cancel.
     """
 
     name = "cadref"
-    paper = _PAPER
+    paper = f"{_PAPER}, Eq. 7 to 10"
     cite = "ling2025cadref"
     equation = "(E_p / S(x) + E_n / S̄) / ‖f‖₁ with E_p = Σ_d relu(s_d), E_n = Σ_d relu(−s_d), s = (f − μ_y) ⊙ sign(w_y)"
     needs = "train"

@@ -41,7 +41,7 @@ class FDBDDetector(Detector):
     """
 
     name = "fdbd"
-    paper = "Liu and Qin, Fast Decision Boundary based Out-of-Distribution Detector, ICML 2024, arXiv:2312.11536"
+    paper = "Liu and Qin, Fast Decision Boundary based Out-of-Distribution Detector, ICML 2024, arXiv:2312.11536, Eq. 8"
     cite = "liu2024fdbd"
     equation = "−(1/(C − 1)) Σ_{c ≠ y} (z_y − z_c) / ‖w_y − w_c‖₂ / ‖f − μ‖₂"
     needs = "train"

@@ -9,6 +9,10 @@ from ood_toolkit.detectors.base import Detector
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.stats import l2_normalise, moments, nearest_point, present_classes, whitening
 
+_PLUS_PLUS = (
+    "Müller and Hein, Mahalanobis++: Improving OOD Detection via Feature Normalization, ICML 2025, arXiv:2505.18032"
+)
+
 
 def whiten(
     features: Float[Tensor, "N D"], centre: Float[Tensor, " D"], whitener: Float[Tensor, "D R"]
@@ -38,7 +42,7 @@ class MahalanobisDetector(Detector):
     name = "mahalanobis"
     paper = (
         "Lee et al., A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks, "
-        "NeurIPS 2018, arXiv:1807.03888"
+        "NeurIPS 2018, arXiv:1807.03888, Eq. 1 and 2"
     )
     cite = "lee2018simple"
     equation = "min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)"
@@ -130,9 +134,7 @@ class MahalanobisPPDetector(MahalanobisDetector):
     """
 
     name = "mahalanobis_pp"
-    paper = (
-        "Müller and Hein, Mahalanobis++: Improving OOD Detection via Feature Normalization, ICML 2025, arXiv:2505.18032"
-    )
+    paper = f"{_PLUS_PLUS}, Eq. 4 of unit-length features"
     cite = "muller2025mahalanobis"
     equation = "min_c (f̂ − μ_c)ᵀ Σ⁻¹ (f̂ − μ_c)"
 
@@ -155,7 +157,7 @@ class RMDSPPDetector(RMDSDetector):
     """
 
     name = "rmds_pp"
-    paper = MahalanobisPPDetector.paper
+    paper = _PLUS_PLUS
     cite = MahalanobisPPDetector.cite
     equation = "min_c (f̂ − μ_c)ᵀ Σ⁻¹ (f̂ − μ_c) − (f̂ − μ)ᵀ Σ₀⁻¹ (f̂ − μ)"
 

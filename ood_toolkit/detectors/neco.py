@@ -26,11 +26,15 @@ class NECODetector(Detector):
         arch: the authors' variants. "vit": times the largest logit. "resnet": the ratio alone. "deit"
             and "swin": times the largest logit, over the length of the feature that is not standardised.
 
-    Differs from the authors' code in direction: there high means in-distribution.
+    Differs from the authors' code in direction: there high means in-distribution. Eq. 6 is of the features as they
+    are; standardising them is the code's.
     """
 
     name = "neco"
-    paper = "Ben Ammar et al., NECO: NEural Collapse Based Out-of-distribution detection, ICLR 2024, arXiv:2310.06823"
+    paper = (
+        "Ben Ammar et al., NECO: NEural Collapse Based Out-of-distribution detection, ICLR 2024, arXiv:2310.06823, "
+        "Eq. 6"
+    )
     cite = "benammar2024neco"
     equation = "−max_c z_c ‖P f̃‖₂ / ‖f̃‖₂ with f̃ the feature standardised per dimension"
     needs = "train"

@@ -44,7 +44,7 @@ class ODINDetector(LiveDetector):
 
     Args:
         temperature: T > 0, in logit units. The paper's value is 1000.
-        eps: ε, the step in pixel units, 0 to 1. The paper's ImageNet-like default is 0.0014; 0 only heats.
+        eps: ε, the step in pixel units, 0 to 1. The paper's is 0.0014 for CIFAR-10, 0.002 for CIFAR-100; 0 only heats.
 
     The authors divide the step by the standard deviations of the input normalisation, because their images are
     normalised already; in pixel units, as here, that is a step of ε in every channel. As in the authors' code pixels
@@ -57,7 +57,7 @@ class ODINDetector(LiveDetector):
     name = "odin"
     paper = (
         "Liang, Li and Srikant, Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks, "
-        "ICLR 2018, arXiv:1706.02690"
+        "ICLR 2018, arXiv:1706.02690, Eq. 1 and 2"
     )
     cite = "liang2018odin"
     equation = "1 − max_c softmax_c(z(x̃) / T) with x̃ = x + ε sign(∇ₓ log softmax_y(z(x) / T))"

@@ -33,7 +33,7 @@ class ODINMahalanobisDetector(LiveDetector):
     name = "odin_mahalanobis"
     paper = (
         "Lee et al., A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks, "
-        "NeurIPS 2018, arXiv:1807.03888"
+        "NeurIPS 2018, arXiv:1807.03888, Eq. 2 and 4"
     )
     cite = "lee2018simple"
     equation = "min_c d_c(x̂) with x̂ = x − ε sign(∇ₓ min_c d_c(x)) and d_c as in mahalanobis"

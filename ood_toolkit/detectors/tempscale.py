@@ -68,7 +68,7 @@ class TempScaleDetector(Detector):
     """
 
     name = "tempscale"
-    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599"
+    paper = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599, Eq. 9"
     cite = "guo2017calibration"
     equation = "1 − max_c softmax_c(z / T)"
     family = "logits"

@@ -108,7 +108,9 @@ class MutualInformationDetector(_OfMembers):
     """
 
     name = "mutual_information"
-    paper = "Houlsby et al., Bayesian Active Learning for Classification and Preference Learning, arXiv:1112.5745"
+    paper = (
+        "Houlsby et al., Bayesian Active Learning for Classification and Preference Learning, arXiv:1112.5745, Eq. 2"
+    )
     cite = "houlsby2011bald"
     equation = "H((1/M) Σ_m p_m) − (1/M) Σ_m H(p_m)"
 

@@ -10,6 +10,8 @@ from ood_toolkit.detectors.base import Detector
 from ood_toolkit.outputs import Head, Outputs
 from ood_toolkit.stats import blocks, moments, one_group, principal_axes
 
+_PAPER = "Wang et al., ViM: Out-Of-Distribution with Virtual-logit Matching, CVPR 2022, arXiv:2203.10807"
+
 
 def origin(head: Head, cutoff: float | None = None) -> Float[Tensor, " D"]:
     """`o = −W⁺ b`, the shortest feature whose logits come nearest to 0, in float64.
@@ -75,7 +77,7 @@ class ResidualDetector(Detector):
     """
 
     name = "residual"
-    paper = "Wang et al., ViM: Out-Of-Distribution with Virtual-logit Matching, CVPR 2022, arXiv:2203.10807"
+    paper = f"{_PAPER}, Eq. 3"
     cite = "wang2022vim"
     equation = "‖Rᵀ (f − o)‖₂ with o = −W⁺ b"
     needs = "train"
@@ -124,6 +126,7 @@ class ViMDetector(ResidualDetector):
     """
 
     name = "vim"
+    paper = f"{_PAPER}, Eq. 6 and 8"
     equation = "α ‖Rᵀ (f − o)‖₂ − log Σ_c exp(z_c) with α = Σ max_c z_c / Σ ‖Rᵀ (f − o)‖₂ in training"
     reads = frozenset({"logits", "features"})
     cost = "O(D·(D − dim) + C)"

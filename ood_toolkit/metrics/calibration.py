@@ -88,7 +88,8 @@ def ece(
 ) -> float:
     """Expected calibration error: `Σ_b n_b/N |confidence_b − accuracy_b|` over bins. Low is good.
 
-    Biased upwards by about `√(bins / N)`; see `debiased_ece`, or `smooth_ece` for one without bins.
+    Eq. 3 of Guo et al., ICML 2017, arXiv:1706.04599. Biased upwards by about `√(bins / N)`; see `debiased_ece`, or
+    `smooth_ece` for one without bins.
 
     Args:
         confidence: shape (N,), in [0, 1].
@@ -104,7 +105,10 @@ def ece(
 
 
 def mce(confidence: ArrayLike, correct: ArrayLike, *, bins: int = 15, scheme: Scheme = "equal-width") -> float:
-    """Maximum calibration error: the largest gap of a bin, however few rows it holds. `ece` with `norm="max"`."""
+    """Maximum calibration error: the largest gap of a bin, however few rows it holds. `ece` with `norm="max"`.
+
+    Eq. 5 of Guo et al., ICML 2017, arXiv:1706.04599.
+    """
     return ece(confidence, correct, bins=bins, scheme=scheme, norm="max")
 
 

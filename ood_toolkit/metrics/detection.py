@@ -143,8 +143,9 @@ def tnr_at_tpr(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -
 def detection_error(id_scores: ArrayLike, ood_scores: ArrayLike, *, ood_prior: float = 0.5) -> float:
     """Smallest `(1 − π) FPR + π FNR` over all thresholds: the error rate of the best threshold. Low is good.
 
-    In [0, ½] for the default π = ½ (Liang et al., ICLR 2018, ODIN, section 4.2). The tool `detectors` weighs by the
-    sizes of the samples instead: pass `ood_prior=aupr_base_rate(id_scores, ood_scores)` for its number.
+    In [0, ½] for the default π = ½ (Liang et al., ICLR 2018, ODIN, section 4.3, who write it for the threshold that
+    accepts 95 % of the ID inputs). The tool `detectors` weighs by the sizes of the samples instead: pass
+    `ood_prior=aupr_base_rate(id_scores, ood_scores)` for its number.
 
     Args:
         id_scores: shape (N,), higher = more OOD.

@@ -14,7 +14,7 @@ _GRID = 2**13  # cells of [0, 1]; linear binning makes the error of the smoothed
 def ks_error(confidence: ArrayLike, correct: ArrayLike) -> float:
     """Kolmogorov-Smirnov calibration error: `max_t |Σ_{conf ≤ t} (conf − correct)| / N` over all confidences.
 
-    In [0, 1], low is good (Gupta et al., ICLR 2021, arXiv:2006.12800). MAPIE prints the statistic scaled by its
+    In [0, 1], low is good (Gupta et al., ICLR 2021, arXiv:2006.12800, Eq. 12). MAPIE prints the statistic scaled by its
     standard deviation under calibration instead.
     """
     certain, right = as_top_label(confidence, correct)
