@@ -52,18 +52,20 @@ class Results:
         """A table that a notebook shows as HTML, and `print` as text.
 
         Args:
-            what: "detectors", "calibrators", "robustness" (accuracies, drops, wrong answers; see docs/run-folder.md)
-                or "classes".
+            what: "detectors", "calibrators", "robustness" (accuracies, drops, wrong answers; see docs/run-folder.md),
+                "corruptions" (of ImageNet-C and -P) or "classes".
             options: how it is cut and shown.
 
         Raises:
             ValueError: the run has no such table.
         """
         shown = options or TableOptions()
-        if what in ("robustness", "classes"):
+        if what in ("robustness", "classes", "corruptions"):
             return run_tables([self.path], what, options=shown, needed=True)[0]
         if what not in ("detectors", "calibrators"):
-            raise ValueError(f"no table is named {what!r}; known: detectors, calibrators, robustness, classes")
+            raise ValueError(
+                f"no table is named {what!r}; known: detectors, calibrators, robustness, classes, corruptions"
+            )
         return tables(self.records, what=what, options=shown)[0]
 
     def to_pandas(self) -> "pd.DataFrame":

@@ -284,7 +284,7 @@ def _lacking(opened: _Opened) -> str:
     sizes = {part.name: len(part) for part in opened.parts}
     other = {name: size for name, size in sizes.items() if opened.published not in (None, size)}
     if len(sizes) == 1:
-        less = _less("set", *sizes.values(), opened.published)
+        less = _less("set", next(iter(sizes.values())), opened.published)
     else:
         named = ", ".join(f"{name} has {size:,}" for name, size in other.items())
         less = f" Not the published sets of {opened.published:,} images each: {named}." if other else ""

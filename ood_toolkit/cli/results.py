@@ -17,7 +17,7 @@ def table(
     format_: Annotated[
         str, typer.Option("--format", help="text, latex, markdown, csv, html or typst; aligned text by default.")
     ] = "",
-    what: Annotated[str, typer.Option(help="detectors, calibrators, robustness, classes or all.")] = "all",
+    what: Annotated[str, typer.Option(help="detectors, calibrators, robustness, classes, corruptions or all.")] = "all",
     metrics: Annotated[str, typer.Option(help="Comma-separated metric keys, in the columns' order.")] = "",
     datasets: Annotated[str, typer.Option(help="Comma-separated data sets.")] = "",
     methods: Annotated[str, typer.Option(help="Comma-separated specs or patterns such as knn*.")] = "",
@@ -61,7 +61,7 @@ def table(
     )
     require_format(format_ or "text")
     records = merged_records(runs)
-    of_views = what in ("robustness", "classes")
+    of_views = what in ("robustness", "classes", "corruptions")
     found = [] if of_views else tables(records, what=what, options=options)  # pyright: ignore[reportArgumentType]  # checked there
     if of_views or (what == "all" and not (options.metrics or options.methods)):
         found += run_tables(runs, "robustness" if what == "all" else what, options=options, needed=of_views)

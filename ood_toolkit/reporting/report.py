@@ -12,6 +12,7 @@ from typing import Any
 
 from ood_toolkit.records import METRICS, Record
 from ood_toolkit.reporting.classes import class_table
+from ood_toolkit.reporting.corruptions import corruption_tables
 from ood_toolkit.reporting.figures import figures
 from ood_toolkit.reporting.formats import html
 from ood_toolkit.reporting.grid import Table
@@ -123,7 +124,8 @@ def _tables(run: Run, options: TableOptions) -> str:
 def _robustness(run: Run) -> str:
     views = read_views(run.path)
     wide = replace(DEFAULTS, intervals="brackets", label="views")
-    return "".join(_framed(table) for table in robustness_tables(views, options=wide))
+    found = [*robustness_tables(views, options=wide), *corruption_tables([views], options=wide)]
+    return "".join(map(_framed, found))
 
 
 def _framed(table: Table) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ood_toolkit.reporting.captions import deviation, transforms
+from ood_toolkit.reporting.corruptions import corruption_tables
 from ood_toolkit.reporting.grid import Cell, Header, Table
 from ood_toolkit.reporting.options import DEFAULTS, TableOptions
 
@@ -73,19 +74,22 @@ def run_tables(
 
     Args:
         runs: run folders, or files of records, which have none.
-        what: "robustness" or "classes".
+        what: "robustness", "classes" or "corruptions"; the last is of all runs together, and part of the first.
         options: see `robustness_tables`.
         needed: raise where there is nothing to show.
 
     Raises:
         ValueError: nothing is left to show, and it is needed.
     """
-    make = {"robustness": robustness_tables, "classes": class_accuracies}[what]
+    of_runs = {run: read_views(run) for run in runs}
+    make = {"robustness": robustness_tables, "classes": class_accuracies}.get(what)
     found = [
         replace(table, title=f"{table.title} ({run.resolve().name})") if len(runs) > 1 else table
-        for run in runs
-        for table in make(read_views(run), options=options)
+        for run, views in of_runs.items()
+        for table in (make(views, options=options) if make else [])
     ]
+    if what != "classes":
+        found += corruption_tables(list(of_runs.values()), options=options)
     if needed and not found:
         names = ", ".join(map(str, runs))
         raise ValueError(f"there is no table of {what}: {names} has no {FILE}, or nothing in it was chosen")

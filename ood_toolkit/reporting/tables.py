@@ -77,7 +77,9 @@ def tables(records: Iterable[Record], *, what: What = "all", options: TableOptio
         ValueError: when nothing is left to show, or records cannot share a table.
     """
     if what not in ("all", *TASKS):
-        raise ValueError(f"no table is named {what!r}; known: detectors, calibrators, robustness, classes, all")
+        raise ValueError(
+            f"no table is named {what!r}; known: detectors, calibrators, robustness, classes, corruptions, all"
+        )
     records = list(records)
     if not records:
         raise ValueError("there are no records to show")

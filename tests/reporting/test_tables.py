@@ -272,5 +272,5 @@ def test_a_caption_says_that_the_run_is_not_the_published_protocol(
 
 
 def test_an_unknown_table_is_refused_with_all_that_there_are(make_run: MakeRun) -> None:
-    with pytest.raises(ValueError, match="known: detectors, calibrators, robustness, classes, all"):
+    with pytest.raises(ValueError, match="known: detectors, calibrators, robustness, classes, corruptions, all"):
         tables(make_run(), what="nope")  # pyright: ignore[reportArgumentType]
