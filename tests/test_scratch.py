@@ -23,23 +23,27 @@ def test_rows_in_a_file_give_the_scores_of_rows_in_memory(spec: str, monkeypatch
     assert torch.equal(again(data.ood), expected)
 
 
-def test_many_rows_take_no_memory_of_their_own_and_leave_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status = Path("/proc/self/status")
-    if not status.exists():
-        pytest.skip("memory is read from /proc")
+def test_many_rows_lie_in_a_file_that_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("what lies in a file is read from /proc")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_IN_MEMORY", 1 << 20)
 
-    def anonymous() -> int:
-        return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if "RssAnon" in line)
+    def places(rows: torch.Tensor) -> list[str]:
+        """The lines about the memory where the first and the last number lie."""
+        lines = [line.split(maxsplit=5) for line in maps.read_text().splitlines()]
+        spans = [([int(end, 16) for end in line[0].split("-")], line[-1]) for line in lines]
+        ends = (rows.data_ptr(), rows.data_ptr() + rows.nbytes - 1)
+        return [name for end in ends for (start, stop), name in spans if start <= end < stop]
 
-    before = anonymous()
-    rows = scratch.room_for(70_000, 1024, like=torch.empty(0))
+    rows = scratch.room_for(1_000, 1024, like=torch.empty(0))
     rows.fill_(2.0)
-    assert float(rows[69_999].sum()) == 2048
-    assert anonymous() - before < 16 << 20
+    assert float(rows[999].sum()) == 2048
+    assert ["/ood-rows-" in name for name in places(rows)] == [True, True]
     assert not list(tmp_path.iterdir())
+    few = scratch.room_for(100, 1024, like=torch.empty(0))
+    assert not any("/ood-rows-" in name for name in places(few))
 
 
 def test_rows_lie_in_memory_where_the_disk_is_full(monkeypatch: pytest.MonkeyPatch):
