@@ -158,8 +158,8 @@ def checked(logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> tuple[Fl
 
     `-inf` marks a class that cannot be; `+inf`, NaN, and a label on an impossible class are refused.
     """
-    require_tensor(labels, "labels")
     require_logits(logits)
+    require_tensor(labels, "labels")
     rows, classes = logits.shape
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be {rows} integers, one per row, got {labels.dtype} {tuple(labels.shape)}")

@@ -48,8 +48,8 @@ class Detector(Fitted, ABC):
     """Rows that `__call__` scores at once, None being what fits a cache. For scores with work to redo in each block."""
     sweep: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     """The values that automatic choice on a validation OOD set tries, by hyper-parameter; {} where there is none."""
-    fitted_like: Float[Tensor, "0"]
-    """No number, in the dtype of the outputs that something was learned from."""
+    fitted_like: Float[Tensor, "D 0"]
+    """No numbers, in the width and dtype of the outputs that something was learned from."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -59,6 +59,7 @@ class Detector(Fitted, ABC):
 
     def fit(self, train: Outputs) -> Self:
         """Learns from outputs of in-distribution training inputs. Returns itself."""
+        _require_outputs(self, train, ".fit")
         return self
 
     @abstractmethod
@@ -97,7 +98,7 @@ class Detector(Fitted, ABC):
     def _require_sizes(self, outputs: Outputs) -> None:
         for axis, what, got in (("C", "classes", outputs.classes), ("D", "features", outputs.width)):
             learned = self.learned_size(axis)
-            if learned not in (None, got):
+            if learned not in (None, got) and (axis == "C" or "features" in self.reads):
                 raise ValueError(
                     f"{self!r} was fitted on outputs with {learned} {what}, but these have {got}; fit it on outputs of "
                     "the same model and class mask"
@@ -114,7 +115,7 @@ class Detector(Fitted, ABC):
 
 
 def _takes_outputs(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The same `fit` or `score`, which refuses anything but `Outputs`; `fit` remembers their dtype."""
+    """The same `fit` or `score`, which refuses anything but `Outputs`; `fit` remembers their width and dtype."""
 
     @functools.wraps(method)
     def guarded(self: Any, *given: Any, **named: Any) -> Any:
@@ -122,7 +123,7 @@ def _takes_outputs(method: Callable[..., Any]) -> Callable[..., Any]:
         _require_outputs(self, outputs, f".{method.__name__}")
         result = method(self, *given, **named)
         if method.__name__ == "fit" and any(tensor.is_floating_point() for tensor in self.buffers()):
-            self.fitted_like = outputs.head.weight.new_empty(0)
+            self.fitted_like = outputs.head.weight.new_empty(outputs.width, 0)
         return result
 
     return guarded
@@ -169,6 +170,7 @@ class LiveDetector(Fitted, ABC):
 
     def fit(self, train: Outputs) -> Self:
         """Learns from outputs of in-distribution training inputs. Returns itself."""
+        _require_outputs(self, train, ".fit")
         return self
 
     @abstractmethod

@@ -102,9 +102,12 @@ class MahalanobisLayersDetector(Detector):
     def distances(self, outputs: Outputs) -> Float[Tensor, "N L"]:
         """(N, L) float64: the squared distance to the nearest class in every layer."""
         widths, ranks = self.widths.tolist(), self.ranks.tolist()
+        layers = split_layers(outputs.taps[self.taps[0]])
+        if (got := [layer.shape[1] for layer in layers]) != widths:
+            raise ValueError(f"{self!r} was fitted on layers of {widths} channels, but these have {got}; fit it again")
         flat = self.whiteners.double().split([width * rank for width, rank in zip(widths, ranks, strict=True)])
         parts = zip(
-            split_layers(outputs.taps[self.taps[0]]),
+            layers,
             self.centres.split(widths),
             (part.view(-1, rank) for part, rank in zip(flat, ranks, strict=True)),
             self.means.double().split(ranks, dim=1),

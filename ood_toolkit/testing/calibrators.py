@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ood_toolkit.calibrators import Calibrator
 from ood_toolkit.fitted import NotFitted
+from ood_toolkit.outputs import Outputs
 from ood_toolkit.testing.laws import (
     BrokenLaw,
     require,
@@ -219,6 +220,40 @@ def _float64_gives_float64_close_to_float32(case: CalibratorCase) -> None:
     require(off <= 1e-3, f"float32 and float64 probabilities differ by {off:g}")
 
 
+def _logits_of_another_dtype_are_calibrated_alike(case: CalibratorCase) -> None:
+    logits, labels = case.data(1500, seed=0)
+    for what, fitted, fresh in (
+        ("fitted in float32, calibrating float64", case.fitted, case.fresh.double()),
+        ("fitted in float64, calibrating float32", case.fit(logits.double(), labels), case.fresh),
+    ):
+        probabilities = fitted(fresh)
+        require(probabilities.dtype == fresh.dtype, f"{what} gives {probabilities.dtype}")
+        require_close(probabilities, case.probabilities, 1e-3, what)
+
+
+def _what_is_no_logits_is_refused(case: CalibratorCase) -> None:
+    outputs = Outputs.from_logits(case.fresh)
+    for what, given in (("Outputs", outputs), ("a list", case.fresh.tolist()), ("an array", case.fresh.cpu().numpy())):
+        for act in (case.fitted, case.fitted.log_probabilities, lambda z: case.calibrator.clone().fit(z, z)):
+            try:
+                act(given)
+            except TypeError as error:
+                require("logits" in str(error), f"{what} for logits raises {error}")
+                continue
+            raise BrokenLaw(f"it takes {what} where logits belong")
+
+
+def _another_number_of_classes_is_refused_or_calibrated(case: CalibratorCase) -> None:
+    for classes in (3, 7):
+        logits = case.data(50, seed=3, classes=classes)[0]
+        try:
+            probabilities = case.fitted(logits)
+        except ValueError as error:
+            require("classes" in str(error), f"{classes} classes after a fit on 5 raise {error}")
+            continue
+        _require_distributions(probabilities, logits, f"{classes} classes after a fit on 5")
+
+
 def _logs_are_the_logs(case: CalibratorCase) -> None:
     logs = case.fitted.log_probabilities(case.fresh)
     off = float((logs.exp() - case.probabilities).abs().max())
@@ -257,6 +292,9 @@ CALIBRATOR_LAWS: dict[str, Callable[[CalibratorCase], None]] = {
         _a_pickle_gives_the_same,
         _spec_and_repr_round_trip,
         _float64_gives_float64_close_to_float32,
+        _logits_of_another_dtype_are_calibrated_alike,
+        _what_is_no_logits_is_refused,
+        _another_number_of_classes_is_refused_or_calibrated,
         _logs_are_the_logs,
         _inputs_stay_as_they_were,
         _helps_overconfident_logits,

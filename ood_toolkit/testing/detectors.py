@@ -176,6 +176,42 @@ def _float64_gives_float64_close_to_float32(case: DetectorCase) -> None:
     require_close(case.scores, scores, 1e-3, "float32 scores, against float64")
 
 
+def _outputs_of_another_dtype_are_brought_to_its_own(case: DetectorCase) -> None:
+    double = case.data.to(torch.float64)
+    for what, train, rows in (
+        ("fitted in float32, scoring float64", case.data.train, Outputs.cat([double.id, double.ood])),
+        ("fitted in float64, scoring float32", double.train, case.mixed),
+    ):
+        scores = case.fit(train)(rows)
+        given = rows.logits.dtype
+        require(scores.dtype == given, f"{what}: scores are {scores.dtype}, the rows {given}")
+        require_close(scores, case.scores, 1e-3, what)
+
+
+def _what_is_no_outputs_is_refused(case: DetectorCase) -> None:
+    logits = case.mixed.logits
+    for what, act in (("fit", case.detector.clone().fit), ("a call", case.fitted), ("score", case.fitted.score)):
+        try:
+            act(logits)  # pyright: ignore[reportArgumentType]
+        except TypeError as error:
+            require("Outputs" in str(error), f"{what} of a tensor raises {error}, which does not name Outputs")
+            continue
+        raise BrokenLaw(f"{what} takes a tensor where Outputs belong")
+
+
+def _outputs_of_another_size_are_refused_or_score_finite(case: DetectorCase) -> None:
+    rows = case.mixed.rows(slice(0, 8))
+    head = Head(rows.head.weight[:-1, :-2], rows.head.bias[:-1])
+    features = rows.features[:, :-2]
+    taps = {name: tap[:, :-2] if tap.ndim == 2 else tap for name, tap in rows.taps.items()}
+    other = Outputs(logits=head(features), features=features, labels=rows.labels.clamp(max=-1), head=head, taps=taps)
+    try:
+        scores = case.fitted(other)
+    except ValueError:
+        return
+    require(bool(scores.isfinite().all()), f"outputs of another number of classes and features score {scores.tolist()}")
+
+
 def _half_precision_is_promoted(case: DetectorCase) -> None:
     half = _mapped(case.mixed, torch.bfloat16)
     promoted = half.rows(slice(None))
@@ -290,6 +326,9 @@ DETECTOR_LAWS: dict[str, Callable[[DetectorCase], None]] = {
         _a_pickle_scores_the_same,
         _spec_and_repr_round_trip,
         _float64_gives_float64_close_to_float32,
+        _outputs_of_another_dtype_are_brought_to_its_own,
+        _what_is_no_outputs_is_refused,
+        _outputs_of_another_size_are_refused_or_score_finite,
         _half_precision_is_promoted,
         _fits_on_a_mapped_half_precision_store,
         _saturated_rows_do_not_tie,

@@ -154,6 +154,13 @@ def _nudged_features(features: Tensor, head: Head, generator: torch.Generator) -
     return features + 0.5 * strange * torch.randn(features.shape, generator=generator).to(features)
 
 
+def _inner_gradients(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N L"]:
+    # where there was training data, many units are off or have settled
+    strange = features[:, -_SPARE:].mean(dim=1, keepdim=True)
+    noise = 0.05 * torch.rand(len(features), 3, generator=generator).to(features)
+    return (0.2 + 0.3 * strange.clamp(max=1) + noise) / 3**0.5
+
+
 SYNTHETIC_TAPS: dict[str, TapMaker] = {
     **dict.fromkeys(("stage_means", "block_maxima"), _stage_means),
     "stage_gram": _stage_gram,
@@ -163,6 +170,7 @@ SYNTHETIC_TAPS: dict[str, TapMaker] = {
     "local_mcm": _local_mcm,
     **dict.fromkeys(("member_logits", "dropout_logits", "augmented_logits"), _member_logits),
     "negative_cosines": _negative_cosines,
+    **dict.fromkeys(("gradient_density", "gradient_means"), _inner_gradients),
     "nudged_features": _nudged_features,
     "outlier_cosines": _negative_cosines,
 }
