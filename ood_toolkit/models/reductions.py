@@ -26,6 +26,9 @@ class Reduction(Tap):
         layers: module names; by default the model's stages, see `find_stages`.
     """
 
+    before: ClassVar[bool] = False
+    """Whether it looks at what enters the modules, as it is, instead of at the maps that leave them."""
+
     def __init__(self, layers: Sequence[str] | None = None) -> None:
         self.layers = None if layers is None else tuple(layers)
 
@@ -121,3 +124,30 @@ class BlockMaxima(Reduction):
     def reduce_tokens(self, layer: Map) -> Float[Tensor, "N D"]:
         """The class token, or the maximum over tokens."""
         return layer[:, :, 0] if self.tokens == "first" else self.reduce(layer)
+
+
+class ActivationExtremes(Reduction):
+    """(N, 2 L): the smallest and the largest number that enter each activation; of several calls the last counts.
+
+    Args:
+        layers: module names; by default every activation that a pass calls, see `Stages`.
+    """
+
+    name = "activation_extremes"
+    before = True
+
+    def chosen(self, stages: Stages) -> tuple[str, ...]:
+        """The modules that were named, or all activations."""
+        if self.layers is None and not stages.activations:
+            raise ValueError("this model calls no activation as a module of its own; name modules with layers=(...)")
+        return stages.activations if self.layers is None else self.layers
+
+    def reduce(self, layer: Tensor) -> Float[Tensor, "N 2"]:
+        """The extremes of an image."""
+        axes = tuple(range(1, layer.ndim))
+        extremes = torch.stack([layer.amin(dim=axes), layer.amax(dim=axes)], dim=1)
+        return extremes if extremes.dtype == torch.float64 else extremes.float()
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """All layers side by side, without gaps."""
+        return torch.cat(list(parts), dim=1)

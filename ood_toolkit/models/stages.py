@@ -9,6 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish)
+"""The kinds of module that count as an activation, beside what timm and transformers write as a GELU of their own."""
+
 Map = Float[Tensor, "N D P"]
 """A feature map with its positions in one axis: D channels or token features at P positions."""
 
@@ -20,10 +23,12 @@ class Stages:
     Args:
         names: the stages, from the input on.
         pooled: the module whose map's mean over positions is what enters the head; "" where there is none.
+        activations: the activation modules that a pass calls, in the order of their first calls.
     """
 
     names: tuple[str, ...]
     pooled: str
+    activations: tuple[str, ...] = ()
 
 
 def is_channels_last(output: Tensor, model: nn.Module) -> bool:
@@ -73,6 +78,20 @@ def hooked(model: nn.Module, hooks: Mapping[str, Callable[[Tensor], Tensor | Non
         yield
 
 
+@contextmanager
+def shown_inputs(model: nn.Module, hooks: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
+    """Calls a function on the first input of each named module, before the module may overwrite it."""
+
+    def on_input(function: Callable[[Tensor], None]) -> Any:
+        return lambda _module, inputs: function(inputs[0])
+
+    with ExitStack() as stack:
+        for name, function in hooks.items():
+            handle = model.get_submodule(name).register_forward_pre_hook(on_input(function))
+            stack.callback(handle.remove)
+        yield
+
+
 def find_stages(model: nn.Module, run: Callable[[], Tensor]) -> Stages:
     """The stages of a model.
 
@@ -91,9 +110,12 @@ def find_stages(model: nn.Module, run: Callable[[], Tensor]) -> Stages:
     children = dict(_trunk(model))
     sizes: dict[str, tuple[int, ...]] = {}
     means: dict[str, Tensor] = {}
+    activations: dict[str, None] = {}
 
     def look(name: str) -> Callable[[Any], None]:
         def keep(output: Any) -> None:
+            if isinstance(known[name], ACTIVATIONS) or "GELU" in type(known[name]).__name__:
+                activations.setdefault(name)
             if not isinstance(output, Tensor) or output.ndim != 4:
                 return
             seen = as_map(output, model)
@@ -109,7 +131,7 @@ def find_stages(model: nn.Module, run: Callable[[], Tensor]) -> Stages:
     last_at_size = {sizes[name]: name for name in children if name in sizes}
     # the outermost of nested modules is called last, and so found first
     pooled = (name for name in reversed(means) if _alike(means[name], features))
-    return Stages(tuple(told or last_at_size.values()), next(pooled, ""))
+    return Stages(tuple(told or last_at_size.values()), next(pooled, ""), tuple(activations))
 
 
 def _alike(mean: Tensor, features: Tensor) -> bool:

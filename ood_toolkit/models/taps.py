@@ -6,8 +6,8 @@ very words.
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -19,8 +19,16 @@ from ood_toolkit.detectors.ash import concentration, kept_count, largest
 from ood_toolkit.detectors.rankfeat import without_rank_one
 from ood_toolkit.fitted import parse
 from ood_toolkit.models.afterwards import AugmentedLogits, DropoutLogits, NudgedFeatures
-from ood_toolkit.models.reductions import BlockMaxima, Reduction, ShallowStatistics, StageGram, StageMeans, Tap
-from ood_toolkit.models.stages import Map, Stages, as_map, hooked, like_output
+from ood_toolkit.models.reductions import (
+    ActivationExtremes,
+    BlockMaxima,
+    Reduction,
+    ShallowStatistics,
+    StageGram,
+    StageMeans,
+    Tap,
+)
+from ood_toolkit.models.stages import Map, Stages, as_map, hooked, like_output, shown_inputs
 
 Edit = Callable[[Map], Map]
 
@@ -141,6 +149,7 @@ TAPS: dict[str, type[Tap]] = {
         StageGram,
         ShallowStatistics,
         BlockMaxima,
+        ActivationExtremes,
         RankOneRemoved,
         ASHPMap,
         ASHBMap,
@@ -199,12 +208,16 @@ class TapPlan:
         self._model = model
         self._layers: dict[str, tuple[str, ...]] = {}
         self._free: dict[str, dict[str, tuple[Callable[[Map], Tensor], Callable[[Map], Tensor]]]] = {}
+        self._before: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {}
         self._reruns: list[tuple[str, str, Edit]] = []
         for spec, tap in taps.items():
             if isinstance(tap, Reduction):
                 self._layers[spec] = tap.chosen(stages)
                 for layer in self._layers[spec]:
-                    self._free.setdefault(layer, {})[spec] = (tap.reduce, tap.reduce_tokens)
+                    if tap.before:
+                        self._before.setdefault(layer, {})[spec] = tap.reduce
+                    else:
+                        self._free.setdefault(layer, {})[spec] = (tap.reduce, tap.reduce_tokens)
             elif isinstance(tap, Edited):
                 edits = tap.edits(stages)
                 self._layers[spec] = tuple(layer for layer, _ in edits)
@@ -228,9 +241,10 @@ class TapPlan:
     @property
     def watched(self) -> tuple[str, ...]:
         """Modules that a watched pass looks at."""
-        return tuple(self._free)
+        return tuple({**self._free, **self._before})
 
-    def watching(self, kept: dict[tuple[str, str], Tensor]) -> AbstractContextManager[None]:
+    @contextmanager
+    def watching(self, kept: dict[tuple[str, str], Tensor]) -> Iterator[None]:
         """While this lasts, a pass leaves its reductions in `kept`, by (spec, layer)."""
 
         def reduce(layer: str) -> Callable[[Tensor], None]:
@@ -243,7 +257,19 @@ class TapPlan:
 
             return keep
 
-        return hooked(self._model, {layer: reduce(layer) for layer in self._free})
+        def reduce_input(layer: str) -> Callable[[Tensor], None]:
+            def keep(entering: Tensor) -> None:
+                with torch.no_grad():
+                    for spec, function in self._before[layer].items():
+                        kept[spec, layer] = function(entering.detach())
+
+            return keep
+
+        with (
+            hooked(self._model, {layer: reduce(layer) for layer in self._free}),
+            shown_inputs(self._model, {layer: reduce_input(layer) for layer in self._before}),
+        ):
+            yield
 
     def fill(
         self,

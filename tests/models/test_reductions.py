@@ -76,3 +76,38 @@ def test_of_tokens_the_class_token_is_kept_unless_their_maximum_is_asked_for():
             torch.testing.assert_close(found, wanted)
     with pytest.raises(ValueError, match="tokens must be 'first' or 'max'"):
         Classifier(net, taps=("block_maxima(tokens='mean')",))
+
+
+class Overwriting(nn.Module):
+    """One activation, called twice, that works in place, and a GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.relu, self.gelu, self.unused = nn.ReLU(inplace=True), nn.GELU(), nn.ReLU()
+        self.fc = nn.Linear(4, 5)
+
+    def entering(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """What enters the last call of the ReLU, and the GELU."""
+        second = self.second(self.first(images).clamp(min=0))
+        return [second, second.clamp(min=0).mean(dim=(2, 3))]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.gelu(self.relu(self.second(self.relu(self.first(images)))).mean(dim=(2, 3))))
+
+
+def test_activation_extremes_are_of_what_enters_the_last_call_of_each_activation():
+    net, images = Overwriting(), torch.rand(4, 3, 8, 8)
+    found = Classifier(net, taps=("activation_extremes",))(images).taps["activation_extremes"]
+    with torch.no_grad():
+        layers = [layer.flatten(1) for layer in net.entering(images)]
+    expected = torch.stack([extreme for layer in layers for extreme in (layer.amin(dim=1), layer.amax(dim=1))], dim=1)
+    torch.testing.assert_close(found, expected)
+    assert (found[:, 0] < 0).all()
+    assert not any(module._forward_pre_hooks for module in net.modules())
+
+
+def test_a_model_without_activation_modules_has_no_extremes():
+    classifier = Classifier(Tokens(), taps=("activation_extremes",))
+    assert classifier(torch.rand(2, 3, 4, 4)).taps == {}
+    assert "no activation" in classifier.tap_gaps["activation_extremes"]
