@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal, TextIO
 
-from ood_toolkit.records import Record
+from ood_toolkit.records import ALL_CLASSES, Record
 from ood_toolkit.reporting.assembly import assemble
 from ood_toolkit.reporting.formats import FORMATS
 from ood_toolkit.reporting.grid import Table
@@ -89,18 +89,28 @@ def tables(records: Iterable[Record], *, what: What = "all", options: TableOptio
     for suite in suites:
         for name in TASKS if what == "all" else (what,):
             kept = [r for r in records if r.suite == suite and r.task in TASKS[name] and _chosen(r, options)]
-            parts = {"": kept}
-            if options.group_by == "dataset":
-                parts = {task: [r for r in kept if r.task == task] for task in TASKS[name]}
             words = [suite] * (len(suites) > 1)
-            made += [
-                assemble(part, name, [*words, *([task] if task and len(parts) > 1 else [])], options)
-                for task, part in parts.items()
-                if part
-            ]
+            made += [assemble(part, name, [*words, *more], options) for more, part in _parts(kept, name, options)]
     if not made:
         raise ValueError(f"none of {len(records)} records is left after choosing {_choice(options, what)}")
     return [table.transposed() for table in made] if options.transposed else made
+
+
+def _parts(records: Sequence[Record], name: str, options: TableOptions) -> list[tuple[list[str], list[Record]]]:
+    """The records of each table, with what tells it from the others of this name."""
+    wide = [record for record in records if record.dataset.endswith(ALL_CLASSES)]
+    masked = [record for record in records if not record.dataset.endswith(ALL_CLASSES)]
+    # the same images under a class mask and under all classes are two protocols, and twice as wide as a terminal
+    sides = [([], masked), ([ALL_CLASSES.strip()], wide)] if masked and wide else [([], list(records))]
+    if options.group_by != "dataset":
+        return [(words, part) for words, part in sides if part]
+    parts = [
+        (words, task, [record for record in part if record.task == task])
+        for words, part in sides
+        for task in TASKS[name]
+    ]
+    several = len(TASKS[name]) > 1
+    return [([*words, *([task] if several else [])], part) for words, task, part in parts if part]
 
 
 def _check(records: Sequence[Record], options: TableOptions) -> None:

@@ -244,19 +244,39 @@ def test_an_average_does_not_count_means_of_groups_again(make_run: MakeRun) -> N
     assert "OOD: near-ood AUROC ↑" in {label for _, label in shown}
 
 
-def test_an_average_does_not_count_a_set_again_under_all_classes(make_run: MakeRun) -> None:
-    records = make_run()
-    again = [
-        replace(r, dataset="textures 1000-way", value=None if r.value is None else 0.0)
+def again_under_all_classes(records: list[Record]) -> list[Record]:
+    return [
+        replace(r, dataset=f"{r.dataset} 1000-way", value=None if r.value is None else 0.0)
         for r in records
-        if r.dataset == "textures"
+        if r.dataset in ("textures", "val1300")
     ]
-    (alone,) = tables(records, what="detectors")
-    (table,) = tables([*records, *again], what="detectors")
-    column = "OOD: mean of 2 AUROC ↑"
-    shown, expected = looked_up([*records, *again], table), looked_up(records, alone)
-    assert {k: v for k, v in shown.items() if k[1] == column} == {k: v for k, v in expected.items() if k[1] == column}
-    assert "OOD: textures 1000-way AUROC ↑" in {label for _, label in shown}
+
+
+def test_a_set_that_is_scored_again_under_all_classes_stands_in_a_table_of_its_own(make_run: MakeRun) -> None:
+    records = make_run()
+    found = tables([*records, *again_under_all_classes(records)])
+    assert [table.title for table in found] == [
+        "Detectors", "Detectors, 1000-way", "Calibrators", "Calibrators, 1000-way",
+    ]  # fmt: skip
+    for plain, expected in zip((found[0], found[2]), tables(records), strict=True):
+        assert looked_up(records, plain) == looked_up(records, expected)  # no average counts the set again
+    assert {column.group for column in found[1].columns} == {"Errors: val1300 1000-way", "OOD: textures 1000-way"}
+    assert {column.group for column in found[3].columns} == {"Calibration: val1300 1000-way"}
+
+
+def test_grouped_by_data_set_every_task_under_every_protocol_has_a_table(make_run: MakeRun) -> None:
+    records = make_run()
+    found = tables(
+        [*records, *again_under_all_classes(records)], what="detectors", options=TableOptions(group_by="dataset")
+    )
+    assert [table.title for table in found] == [
+        "Detectors, misclassification", "Detectors, anomaly",
+        "Detectors, 1000-way, misclassification", "Detectors, 1000-way, anomaly",
+    ]  # fmt: skip
+
+
+def test_a_run_under_all_classes_alone_has_one_table_of_each_kind(make_run: MakeRun) -> None:
+    assert [table.title for table in tables(again_under_all_classes(make_run()))] == ["Detectors", "Calibrators"]
 
 
 @pytest.mark.parametrize(
