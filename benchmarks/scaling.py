@@ -7,7 +7,8 @@
 The store is made up (class means and noise, float16), written once, and seen up to row N. Every detector and N has a
 process of its own, one thread, and CPU time. Memory is the peak of the process's anonymous memory (RssAnon) above what
 it held before: pages of the mapped store, which the system may drop, do not count. A detector that keeps training rows
-scores only the first 1,000 rows, so that its time too is that of one sweep; the others score all N.
+scores only the first 1,000 rows, so that its time too is that of one sweep; the others score all N, or as many as
+--scored says.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def anonymous() -> float:
     return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
 
 
-def measure(path: Path, spec: str, rows: int) -> dict[str, float]:
+def measure(path: Path, spec: str, rows: int, scored_rows: int) -> dict[str, float]:
     """Opening, fitting and scoring of one detector, in this process."""
     from ood_toolkit.registry import build_detector
 
@@ -104,7 +105,8 @@ def measure(path: Path, spec: str, rows: int) -> dict[str, float]:
     outputs = open_store(path, rows)
     float(outputs.rows(slice(rows // 2, rows // 2 + 1)).features.sum())
     opened = time.process_time()
-    queries = outputs.rows(slice(0, QUERIES)) if detector.name in KEEPS_ROWS else outputs
+    asked = QUERIES if detector.name in KEEPS_ROWS else scored_rows or rows
+    queries = outputs.rows(slice(0, asked)) if asked < rows else outputs
     with Peak() as peak, torch.no_grad():
         began = time.process_time()
         detector.fit(outputs)
@@ -126,7 +128,7 @@ def points(options: argparse.Namespace, path: Path) -> dict[str, list[dict[str, 
     found: dict[str, list[dict[str, float]]] = {}
     for spec in options.only.split(","):
         for rows in counts(options.rows):
-            command = [sys.executable, __file__, "--measure", str(path), spec, str(rows)]
+            command = [sys.executable, __file__, "--measure", str(path), spec, str(rows), str(options.scored)]
             done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
             if done.returncode:
                 print(spec, rows, done.stderr.strip().splitlines()[-1], file=sys.stderr)
@@ -164,7 +166,7 @@ def report(found: dict[str, list[dict[str, float]]], options: argparse.Namespace
         "number is from a process of its own.",
         "",
         f"    python benchmarks/scaling.py --rows {options.rows} --width {options.width} --classes {options.classes} "
-        f"--only {options.only}",
+        f"--only {options.only}" + (f" --scored {options.scored}" if options.scored else ""),
         "",
         f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end; "
         f"Python {platform.python_version()}, torch {torch.__version__}; {datetime.now(UTC):%Y-%m-%d}.",
@@ -209,31 +211,61 @@ def report(found: dict[str, list[dict[str, float]]], options: argparse.Namespace
 
 def extraction(options: argparse.Namespace) -> str:
     """Wall time of the same run by several processes, each with its own part of the images."""
+    few = f", the first {options.limit} images of each" if options.limit else ""
     lines = [
         "## Extraction by several processes",
         "",
-        f"`ood-bench --suite folders --detectors msp` on {options.id.name} and {options.ood.name} through torchrun, "
-        f"an empty cache each time, one thread a process, {os.cpu_count()} cores; start and report included.",
+        f"`ood-bench --suite folders --detectors msp` on {options.id.name} and {options.ood.name}{few}, through "
+        f"torchrun, an empty cache each time, one thread a process, {os.cpu_count()} cores; start and report included.",
         "",
         "| processes | wall, s | images/s |",
         "|---|---|---|",
     ]
-    images = sum(1 for root in (options.id, options.ood) for file in root.rglob("*") if file.is_file())
-    for count in counts(options.processes):
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-            command += ["-m", "ood_toolkit", "--suite", "folders", "--model", options.model, "--id", str(options.id)]
-            command += ["--labels", str(options.labels)] if options.labels else []
-            command += ["--ood", f"other={options.ood}", "--detectors", "msp", "--calibrators", "none", "--resamples"]
-            command += ["0", "--workers", "0", "--cache", f"{folder}/cache", "--out", f"{folder}/run"]
-            started = time.perf_counter()
-            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            seconds = time.perf_counter() - started
-        lines.append(f"| {count} | {seconds:.1f} | {images / seconds:.0f} |")
-        print(lines[-1], file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        known = limited(options.id, Path(folder, "known"), options.limit)
+        strange = limited(options.ood, Path(folder, "strange"), options.limit)
+        images = sum(1 for root in (known, strange) for file in root.rglob("*") if file.is_file())
+        choices = ["--suite", "folders", "--model", options.model, "--id", str(known), "--ood", f"other={strange}"]
+        choices += ["--labels", str(labels_of(known, options.labels, Path(folder)))] if options.labels else []
+        choices += ["--detectors", "msp", "--calibrators", "none", "--resamples", "0", "--workers", "0"]
+        for count in counts(options.processes):
+            seconds = launched(count, choices)
+            lines.append(f"| {count} | {seconds:.1f} | {images / seconds:.0f} |")
+            print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join([*lines, ""])
+
+
+def launched(count: int, choices: Sequence[str]) -> float:
+    """Wall seconds of a run by so many processes, from an empty cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+        command += ["-m", "ood_toolkit", *choices, "--cache", f"{folder}/cache", "--out", f"{folder}/run"]
+        started = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        return time.perf_counter() - started
+
+
+def limited(root: Path, folder: Path, limit: int | None) -> Path:
+    """The folder itself, or one with links to its first images."""
+    if limit is None:
+        return root
+    files = sorted(file for file in root.rglob("*") if file.is_file())[:limit]
+    for file in files:
+        link = folder / file.relative_to(root)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file.resolve())
+    return folder
+
+
+def labels_of(images: Path, labels: Path, folder: Path) -> Path:
+    """The lines of a labels file that are about these images."""
+    there = {str(file.relative_to(images)) for file in images.rglob("*") if file.is_file()}
+    lines = labels.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = folder / labels.name
+    kept.write_text("".join(line for line in lines if line.split()[0] in there or line.startswith("#")), "utf-8")
+    return kept
 
 
 def counts(text: str) -> list[int]:
@@ -272,20 +304,22 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512, help="D")
     parser.add_argument("--classes", type=int, default=1000, help="C")
     parser.add_argument("--only", default=DETECTORS, help="specs of detectors")
+    parser.add_argument("--scored", type=int, default=0, help="score at most so many rows; 0 scores all")
     parser.add_argument(
         "--folder", type=Path, help="where the made-up store lies, and stays; a temporary one by default"
     )
     parser.add_argument("--processes", default="", help="numbers of processes of an extraction; needs --id and --ood")
+    parser.add_argument("--limit", type=int, help="of such an extraction: only the first images of each folder")
     parser.add_argument("--model", default="demo:efficientnet_lite0")
     parser.add_argument("--id", type=Path)
     parser.add_argument("--labels", type=Path, help="file of image path and class, where --id has no class folders")
     parser.add_argument("--ood", type=Path)
     parser.add_argument("--out", type=Path, help="Markdown file for the record; a figure beside it")
-    parser.add_argument("--measure", nargs=3, metavar=("STORE", "SPEC", "ROWS"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=4, metavar=("STORE", "SPEC", "ROWS", "SCORED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        path, spec, rows = options.measure
-        print(json.dumps(measure(Path(path), spec, int(rows))))
+        path, spec, rows, scored = options.measure
+        print(json.dumps(measure(Path(path), spec, int(rows), int(scored))))
         return
     text = extraction(options) if options.processes else sweep(options)
     print(text)
