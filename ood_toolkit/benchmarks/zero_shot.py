@@ -10,6 +10,8 @@ from ood_toolkit.models.clip import TEMPLATE_SETS, ClipPrompts
 from ood_toolkit.models.negatives import NegativeLabels, Vocabulary, read_vocabulary, wordnet_vocabulary
 
 _ZERO_SHOT = "open_clip:"
+_FIRST = ":first"
+"""Behind WordNet: only the first name of each synset."""
 
 
 def is_zero_shot(spec: str) -> bool:
@@ -125,14 +127,16 @@ def _templates(text: str) -> str | tuple[str, ...]:
 def _negatives(choices: Choices) -> NegativeLabels | None:
     if not choices.negatives:
         return None
-    vocabulary = _wordnet() if choices.negatives == "wordnet" else read_vocabulary(Path(choices.negatives))
+    place = choices.negatives.removesuffix(_FIRST)
+    first = place != choices.negatives
+    vocabulary = _wordnet(first) if place == "wordnet" else read_vocabulary(Path(place), first_names=first)
     share = choices.negatives_share
     return NegativeLabels(vocabulary) if share is None else NegativeLabels(vocabulary, share)
 
 
 @cache
-def _wordnet() -> Vocabulary:
-    return wordnet_vocabulary()
+def _wordnet(first_names: bool) -> Vocabulary:
+    return wordnet_vocabulary(first_names=first_names)
 
 
 def _lines(file: Path, option: str) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def bench(
         list[str] | None, typer.Option(help="What should not come, in words, for outlier_prompts; repeatable.")
     ] = None,
     negatives: Annotated[
-        str, typer.Option(help="Where neglabel's negative labels come from: wordnet, or a word list.")
+        str, typer.Option(help="Where neglabel's negative labels come from: wordnet, wordnet:first, or a place.")
     ] = "",
     negatives_share: Annotated[
         float | None, typer.Option(help="Share of the words that become negative labels; 0.15 by default.")

@@ -65,6 +65,29 @@ def test_word_lists_are_read_as_a_file_or_as_the_authors_folder(tmp_path):
         read_vocabulary(tmp_path / "empty")
 
 
+_NOUNS = """  1 This software and database is being provided to you, the LICENSEE, by Princeton
+02084071 05 n 03 dog 0 domestic_dog 0 Canis_familiaris 0 023 @ 02083346 n 0000 | a member of the genus Canis
+02121620 05 n 02 cat 0 true_cat 0 000 | feline mammal
+11575425 20 n 10 {many} 000 | a synset of sixteen names
+"""
+_ADJECTIVES = """00381097 00 s 02 red 0 ruddy(p) 0 000 | of a colour
+00432572 00 a 01 cat(ip) 0 000 | no adjective of its own
+01234567 00 a 01 galore(ip) 0 000 | in great numbers
+"""
+
+
+def test_wordnets_own_database_is_read_synset_by_synset(tmp_path):
+    many = " ".join(f"grass_{number} 0" for number in range(16))  # the count is hexadecimal: 10 is sixteen
+    (tmp_path / "data.noun").write_text(_NOUNS.format(many=many))
+    (tmp_path / "data.adj").write_text(_ADJECTIVES)
+    nouns = ("dog", "domestic dog", "Canis familiaris", "cat", "true cat", *(f"grass {n}" for n in range(16)))
+    assert read_vocabulary(tmp_path) == Vocabulary(nouns, ("red", "ruddy", "galore"))
+    assert read_vocabulary(tmp_path, first_names=True) == Vocabulary(("dog", "cat", "grass 0"), ("red", "galore"))
+    (tmp_path / "data.adj").write_text("red\n")
+    with pytest.raises(ValueError, match=r"data\.adj, line 1: this is no line of WordNet's database"):
+        read_vocabulary(tmp_path)
+
+
 class _Synset:
     def __init__(self, lexname: str, *names: str) -> None:
         self._lexname, self._names = lexname, list(names)
@@ -91,6 +114,7 @@ def test_wordnets_nouns_and_adjectives_come_through_nltk(monkeypatch):
     _nltk(monkeypatch, words.__getitem__)
     assert wordnet_vocabulary() == Vocabulary(("cat", "true cat", "teacher"), ("red", "reddish"))
     assert wordnet_vocabulary(exclude=("noun.person",)).nouns == ("cat", "true cat")
+    assert wordnet_vocabulary(first_names=True) == Vocabulary(("cat", "teacher"), ("red",))
 
 
 def test_missing_wordnet_says_what_to_run(monkeypatch):
@@ -101,6 +125,13 @@ def test_missing_wordnet_says_what_to_run(monkeypatch):
     with pytest.raises(ValueError, match=r"python -m nltk\.downloader wordnet") as caught:
         wordnet_vocabulary()
     assert "\n" not in str(caught.value)
+
+    def damaged(_part: str) -> Any:
+        raise OSError("No such file or directory: 'lexnames'")
+
+    _nltk(monkeypatch, damaged)
+    with pytest.raises(ValueError, match=r"lacks a file .*'lexnames'"):
+        wordnet_vocabulary()
     monkeypatch.setitem(sys.modules, "nltk", None)
     monkeypatch.setitem(sys.modules, "nltk.corpus", None)
     with pytest.raises(ValueError, match="pip install nltk, or give a word list"):
