@@ -90,6 +90,7 @@ def tap_of(name: str, rows: Outputs) -> Tensor:
         "rank_one_removed": lambda: positive(2, width),
         "stage_gram": lambda: join_layers([positive(10, channels) for channels in (16, 24, 40, 80)]),
         "shallow_statistics": lambda: positive(2, 64),
+        "activation_extremes": lambda: positive(34),
         "block_maxima": lambda: join_layers([positive(channels) for channels in (128, 320, width)]),
         "stage_means": lambda: join_layers([positive(channels) for channels in (64, 128, 320, width)]),
     }

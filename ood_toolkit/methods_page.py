@@ -65,16 +65,16 @@ OTHER_NAMES = (
 )
 
 LEFT_OUT = (
-    (
-        "CombOOD",
-        "sums a KNN and a Mahalanobis distance of the extremes of every layer's map, not of pooled features; its "
-        "entry on the OpenOOD board is disputed by 13 to 22 points",
-    ),
     ("ARGM (`detectors`)", "returns the number of the predicted class: a placeholder, not a score"),
     ("GAIA", "counts abnormal gradients in inner layers: a backward pass per image through the whole network"),
     ("OpenGAN", "trains a generator and a discriminator"),
-    ("Laplace, ABNN, DEUP", "fit a posterior or a second network; their samples can be scored as `member_logits`"),
-    ("ConfidNet, DeVries, Deep Gamblers, CIDER, NPOS, GODIN, MOS, RTS, T2FNorm, VOS's training", "change the training"),
+    ("Laplace, ABNN", "fit a posterior over weights; logits of networks drawn from it can fill `member_logits`"),
+    ("DEUP", "trains a second network to predict the error of the first"),
+    (
+        "ConfidNet, DeVries, Deep Gamblers, CIDER, NPOS, GODIN, MOS, RTS, T2FNorm, ReweightOOD, RotPred, VOS's "
+        "training",
+        "change the training; a network so trained that ends in a linear head is scored like any other",
+    ),
     ("CLIPN", "trains a second text encoder that says no"),
     ("LAPT", "tunes prompts on generated and retrieved images"),
     ("AdaNeg, ANTS, TANL", "adapt to the test stream: a row's score depends on the rows before it"),

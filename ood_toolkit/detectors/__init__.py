@@ -15,6 +15,7 @@ from ood_toolkit.detectors.clip import ClipEnergyDetector as ClipEnergyDetector
 from ood_toolkit.detectors.clip import ClipEntropyDetector as ClipEntropyDetector
 from ood_toolkit.detectors.clip import GLMCMDetector as GLMCMDetector
 from ood_toolkit.detectors.clip import MCMDetector as MCMDetector
+from ood_toolkit.detectors.combood import CombOODDetector as CombOODDetector
 from ood_toolkit.detectors.cosine import MaxCosineDetector as MaxCosineDetector
 from ood_toolkit.detectors.cosine import RelativeCosineDetector as RelativeCosineDetector
 from ood_toolkit.detectors.dice import DICEDetector as DICEDetector

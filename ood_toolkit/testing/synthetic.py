@@ -140,6 +140,12 @@ def _shallow_statistics(features: Tensor, head: Head, generator: torch.Generator
     return 1 + noise + 0.02 * features[:, :6].unsqueeze(1)
 
 
+def _activation_extremes(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N 4"]:
+    noise = 0.1 * torch.rand(len(features), 2, generator=generator).to(features)
+    ends = torch.stack([features.amin(dim=1), features.amax(dim=1)], dim=1)
+    return torch.cat([noise - ends.flip(1), ends + noise], dim=1)
+
+
 def _two_stages(features: Tensor, head: Head, generator: torch.Generator) -> Float[Tensor, "N 2 D"]:
     return torch.stack([features, 0.9 * features], dim=1)
 
@@ -164,6 +170,7 @@ def _inner_gradients(features: Tensor, head: Head, generator: torch.Generator) -
 SYNTHETIC_TAPS: dict[str, TapMaker] = {
     **dict.fromkeys(("stage_means", "block_maxima"), _stage_means),
     "stage_gram": _stage_gram,
+    "activation_extremes": _activation_extremes,
     "shallow_statistics": _shallow_statistics,
     "rank_one_removed": _two_stages,
     **dict.fromkeys(("ash_p_map", "ash_b_map", "ash_s_map", "scale_map", "react_map"), _features),
