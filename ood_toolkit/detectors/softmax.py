@@ -1,11 +1,13 @@
 """What several logit detectors ask of the softmax: logarithms that do not round to 0, and means over classes."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.stats import blocks
@@ -28,18 +30,35 @@ class RelativeTerms(NamedTuple):
 def relative_terms(logits: Float[Tensor, "... C"]) -> RelativeTerms:
     """What softmax scores are made of, in few passes over the numbers."""
     shifted = logits - logits.amax(dim=-1, keepdim=True)
-    terms = shifted.exp()
+    return RelativeTerms(shifted, *_below(shifted.exp()))
+
+
+def _below(terms: Float[Tensor, "... C"]) -> tuple[Tensor, Tensor, Tensor]:
+    """All of `RelativeTerms` that its exponentials say. Takes their place."""
     total = terms.sum(dim=-1, keepdim=True)
     # what is 1 becomes 0; a scatter would need argmax, which takes as long as all else here
     below = terms.frac() if terms.requires_grad else terms.frac_()
     rest = below.sum(dim=-1, keepdim=True)
     ties = (total - rest).round() - 1
-    return RelativeTerms(shifted, below, ties, rest + ties)
+    return below, ties, rest + ties
 
 
 def odds_of_others(logits: Float[Tensor, "... C"]) -> Float[Tensor, "... 1"]:
     """`(1 − p) / p` of the largest probability p, without rounding near 0."""
-    return relative_terms(logits).others
+    return _below((logits - logits.amax(dim=-1, keepdim=True)).exp_())[2]
+
+
+def bold_odds_of_others(
+    logits: Float[Tensor, "... C"], temperature: float | Float[Tensor, ""]
+) -> Float[Tensor, "... 1"]:
+    """`odds_of_others(logits / temperature)`, as fast where most terms underflow: there `exp` takes 50 times as long.
+
+    Terms below about 1e-38 in float32, 1e-308 in float64, count as 0.
+    """
+    shifted = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperature)
+    floor = math.log(torch.finfo(shifted.dtype).tiny) + 0.3
+    terms = shifted.clamp_min_(floor).exp_()
+    return _below(threshold(terms, 1.01 * math.exp(floor), 0.0, inplace=not terms.requires_grad))[2]
 
 
 def log_probabilities(logits: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:

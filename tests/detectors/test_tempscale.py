@@ -65,3 +65,36 @@ def test_equal_logits_leave_the_temperature_at_one():
 def test_it_needs_a_label():
     with pytest.raises(ValueError, match="labelled"):
         TempScaleDetector().fit(synthetic_outputs().ood)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bold_temperature_scores_as_the_division_does_where_most_terms_underflow(dtype):
+    logits = (30 * torch.randn(50, 40, generator=torch.Generator().manual_seed(0))).to(dtype)
+    logits[:, 3] = -torch.inf
+    temperature = 0.2 if dtype == torch.float32 else 0.02
+    got = TempScaleDetector(temperature=temperature)(Outputs.from_logits(logits))
+    shifted = (logits.double() - logits.double().amax(dim=1, keepdim=True)) / temperature
+    shifted.scatter_(1, logits.argmax(dim=1, keepdim=True), -torch.inf)
+    others = shifted.exp().sum(dim=1)
+    seen = others > (1e-30 if dtype == torch.float32 else 1e-290)  # well above what has no full precision anyhow
+    assert 10 < int(seen.sum()) < 50
+    relative = 2e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(got.double()[seen], (others / (1 + others))[seen], rtol=relative, atol=0)
+    assert (got[~seen] <= (1e-29 if dtype == torch.float32 else 1e-289)).all()
+
+
+def nll_minimum(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    def slope(beta: float) -> float:
+        p = (beta * logits.double()).softmax(dim=1)
+        return float(((p * logits).sum(dim=1) - logits.double().gather(1, labels.unsqueeze(1)).squeeze(1)).mean())
+
+    return 1 / float(scipy.optimize.brentq(slope, 1e-3, 1e3, xtol=1e-14))
+
+
+@pytest.mark.parametrize("wrong", [2, 3000])
+def test_many_rows_give_the_minimum_of_all_of_them_whatever_the_sample_says(wrong):
+    logits, labels = overconfident_logits(10_000, factor=3.0)
+    labels = logits.argmax(dim=1)  # a sample of one in five may see no error at all
+    labels[:wrong] = (labels[:wrong] + 1) % logits.shape[1]
+    found = best_temperature(Outputs.from_logits(logits, labels))
+    assert found == pytest.approx(nll_minimum(logits, labels), rel=1e-9)
