@@ -13,15 +13,19 @@ _ROOT = Annotated[Path | None, typer.Option(help="Where data sets lie; $OOD_DATA
 
 
 @data.command("list")
-def data_list(data_root: _ROOT = None) -> None:
+def data_list(
+    data_root: _ROOT = None,
+    notes: Annotated[bool, typer.Option("--notes", help="Also remarks, such as who states the licence.")] = False,
+) -> None:
     """Lists every known set with use, size, licence, and where it lies."""
     from ood_toolkit.datasets.commands import list_data
 
-    rows = [("name", "use", "size", "licence", "where"), *list_data(data_root)]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
-        typer.echo("  ".join((*cells, row[4])))
+    rows = [("name", "use", "size", "licence", "where", "notes"), *list_data(data_root)]
+    shown = [row if notes else row[:-1] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]) - 1)]
+    for row in shown:
+        cells = [cell.ljust(width) for cell, width in zip(row, (*widths, 0), strict=True)]
+        typer.echo("  ".join(cells).rstrip())
 
 
 @data.command("get")

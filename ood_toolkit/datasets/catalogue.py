@@ -22,13 +22,17 @@ LabelRule = Literal[
     "cifar-binary",
     "cifar-npy",
     "cifar-npz",
+    "cifar-train",
+    "cifar-100",
+    "svhn-mat",
+    "mnist-idx",
     "unread",
 ]
 """Where labels come from: "wnid" and "index" are the top folder's name (a WordNet id, or an integer); "wnid-deep" the
 folder right above the image; "validation" is "wnid", or the number in ILSVRC2012_val_<number>; "mapped" is that folder
 looked up in `datasets.classes.folder_map`, and "mapped-deep" the same in a set of several domains; "frames" is the
-folder right above a video; "parquet" a column of a parquet file; "none" leaves every label unknown; "cifar-…" are
-arrays; "unread" sets are described but not opened."""
+folder right above a video; "parquet" a column of a parquet file; "none" leaves every label unknown; "cifar-…",
+"svhn-mat" and "mnist-idx" are arrays; "unread" sets are described but not opened."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,7 @@ class CatalogueEntry:
         use: "id" in-distribution, "shift" known classes under another distribution, "ood" unknown classes.
         about: what the images are.
         revision: which state of the set the other facts describe.
-        licence: of the images, as far as stated anywhere.
+        licence: of the images, its name with the condition, as far as stated anywhere.
         images: how many.
         classes: number of class folders.
         class_list: the classes among ImageNet-1k's: a class list or a folder map of `datasets.classes`.
@@ -78,6 +82,7 @@ class CatalogueEntry:
         border: pixels on each side of every image that are not part of it.
         hub: copies on hubs, with what is known about them.
         faults: known faults, to be printed beside numbers.
+        notes: remarks that move no number, such as who states the licence.
         cite: the paper.
         source: who vouches for sizes, checksums and layout.
     """
@@ -100,6 +105,7 @@ class CatalogueEntry:
     border: int
     hub: tuple[str, ...]
     faults: tuple[str, ...]
+    notes: tuple[str, ...]
     cite: str | None
     source: str | None
 

@@ -9,8 +9,8 @@ from ood_toolkit.datasets.install import check, get, list_sets
 from ood_toolkit.datasets.locate import ROOT_VARIABLE, data_root
 
 
-def list_data(root: Path | None = None) -> list[tuple[str, str, str, str, str]]:
-    """One row per known set: name, use, size of the download, licence, and where it lies or how to get it.
+def list_data(root: Path | None = None) -> list[tuple[str, str, str, str, str, str]]:
+    """One row per known set: name, use, size of the download, licence, where it lies or how to get it, and notes.
 
     Args:
         root: the data root; $OOD_DATA_ROOT by default, and nothing is looked for without either.
@@ -19,7 +19,8 @@ def list_data(root: Path | None = None) -> list[tuple[str, str, str, str, str]]:
     for known, found in list_sets(data_root(root)):
         size = f"{known.bytes / 1e9:.2f} GB" if known.bytes is not None else "unknown"
         how = "ood-bench data get" if known.fetchable else "by hand, see data check"
-        rows.append((known.name, known.use, size, known.licence or "not stated", str(found.path) if found else how))
+        place = str(found.path) if found else how
+        rows.append((known.name, known.use, size, known.licence or "not stated", place, " ".join(known.notes)))
     return rows
 
 

@@ -57,6 +57,7 @@ def terms(entry: CatalogueEntry) -> str:
     lines = [f"{entry.title}: {count}, {size}", f"  {entry.about}", f"  licence: {entry.licence or 'not stated'}"]
     lines += [f"  from: {archive.url}" for archive in entry.archives if archive.url]
     lines += [f"  known fault: {fault}" for fault in entry.faults]
+    lines += [f"  note: {note}" for note in entry.notes]
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ import torch
 from ood_toolkit.datasets.accepted import AcceptingImages, TrimmedImages
 from ood_toolkit.datasets.archives import ClassTars, TarImages, holds_class_tars
 from ood_toolkit.datasets.catalogue import CatalogueEntry
-from ood_toolkit.datasets.cifar import cifar_images
+from ood_toolkit.datasets.cifar import FILES, array_images, has_arrays
 from ood_toolkit.datasets.classes import class_list, folder_map, validation_labels
 from ood_toolkit.datasets.combined import SubsetImages, below
 from ood_toolkit.datasets.images import IMAGE_SUFFIXES, FolderImages, ImageSet
@@ -49,8 +49,10 @@ def find(entry: CatalogueEntry, root: Path) -> Found | None:
     """Where the set lies below `root`, or None. Folders win over tars, tars over shards, earlier places over later."""
     for place in entry.places:
         path = root / place
-        if path.is_dir() and entry.labels.startswith("cifar"):
-            return Found(path, "arrays")
+        if path.is_dir() and entry.labels in FILES:
+            if has_arrays(entry.labels, path):
+                return Found(path, "arrays")
+            continue
         if path.is_dir() and entry.labels == "parquet":
             if parquet_files(path):
                 return Found(path, "parquet")
@@ -120,7 +122,7 @@ def labels_for(entry: CatalogueEntry, ids: Sequence[str]) -> dict[str, int]:
 
 def _open(entry: CatalogueEntry, found: Found, within: str) -> ImageSet:
     if found.layout == "arrays":
-        return cifar_images(entry.labels, found.path, name=entry.name)
+        return array_images(entry.labels, found.path, name=entry.name)
     if found.layout == "parquet":
         return ParquetImages(parquet_files(found.path), name=entry.name)
     if found.layout == "shards":

@@ -72,7 +72,7 @@ def test_class_lists_have_their_size_and_order():
 def test_every_set_of_the_benchmark_is_described():
     names = set(catalogue())
     assert {*NAMES.values(), "imagenet-p", "imagenet-hard", "objectnet", "stylized-imagenet", "domainnet"} <= names
-    assert {"cifar-10", "cifar-10.1", "cifar-10.2", "ssb-hard"} <= names
+    assert {"cifar-10", "cifar-10.1", "cifar-10.2", "ssb-hard", "cifar-100", "svhn", "mnist"} <= names
 
 
 @pytest.mark.parametrize("name", sorted(catalogue()))
@@ -95,6 +95,14 @@ def test_the_page_on_data_has_a_row_for_every_set_with_its_number_of_images():
         assert rows[name][2] == known.use, name
         assert known.images is None or rows[name][3] == f"{known.images:,}", name
         assert ("`data get`" in rows[name][4]) == known.fetchable, name
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_a_licence_is_a_name_with_a_short_condition_and_remarks_are_notes(name: str):
+    licence = catalogue()[name].licence
+    assert licence is None or len(licence) < 90
+    for remark in ("card", "repo", "pytorch", ".py", "None", "(", "verify"):
+        assert remark not in (licence or ""), licence
 
 
 def test_the_faults_that_move_numbers_are_named():

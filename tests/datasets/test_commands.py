@@ -13,11 +13,13 @@ def test_the_list_says_what_each_set_costs_and_where_it_is(data: Path):
     assert rows["imagenet-a"][4] == str(data / "imagenet-a")
     assert rows["imagenet-r"][4] == "ood-bench data get"
     assert rows["objectnet"][4] == "by hand, see data check"
-    assert rows["sun"][3] == "not stated"
+    assert rows["sun"][3] == rows["imagenet-a"][3] == "not stated"
+    assert rows["imagenet-c-blur"][3] == "CC-BY-4.0"
+    assert "MIT licence is that of its code" in rows["imagenet-a"][5]
 
 
 def test_a_check_without_names_is_about_what_is_there(data: Path):
-    assert check_data([], data) == ([f"none of the 29 known sets lies below {data}"], True)
+    assert check_data([], data) == ([f"none of the 35 known sets lies below {data}"], True)
     imagenet_a(data)
     lines, fine = check_data([], data)
     assert not fine

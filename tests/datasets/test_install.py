@@ -67,7 +67,7 @@ def test_nothing_is_fetched_without_agreement_to_licence_and_size(
     with pytest.raises(ValueError, match="nothing was downloaded: ImageNet-O needs your agreement"):
         get(known, data, ask=lambda text: bool(shown.append(text)))
     assert server.asked == []
-    assert "licence: repo MIT (code)" in shown[0]
+    assert "licence: ImageNet terms: non-commercial" in shown[0]
     assert "0.00 GB" in shown[0]
     assert "one in five" in shown[0]
     assert get(known, data, ask=lambda text: True).problems == []

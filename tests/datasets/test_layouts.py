@@ -1,3 +1,4 @@
+import gzip
 import io
 import pickle
 import sys
@@ -324,6 +325,45 @@ def test_cifar_test_images_are_read_plane_by_plane_and_from_arrays(tmp_path: Pat
     (tmp_path / "cifar-10/cifar-10-batches-bin/test_batch.bin").write_bytes(record[:-1])
     with pytest.raises(ValueError, match="no whole number of 3073-byte records"):
         open_set(entry("cifar-10"), tmp_path)
+
+
+def test_sets_held_against_cifar_are_read_from_their_own_files_and_have_no_labels(tmp_path: Path):
+    savemat = pytest.importorskip("scipy.io").savemat
+    draw = np.random.default_rng(1)
+    pixels = draw.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    planes = [pixels[row].transpose(2, 0, 1).tobytes() for row in range(3)]
+    (tmp_path / "cifar-100/cifar-100-binary").mkdir(parents=True)
+    (tmp_path / "cifar-100/cifar-100-binary/test.bin").write_bytes(b"".join(bytes([1, 9]) + p for p in planes))
+    (tmp_path / "svhn").mkdir()
+    savemat(tmp_path / "svhn/test_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0), "y": np.array([[1], [2], [10]])})
+    for name in ("cifar-100", "svhn"):
+        images = open_set(entry(name), tmp_path)
+        assert images.labels.tolist() == [-1] * 3
+        assert all(np.array_equal(a, b) for a, b in zip(arrays(images), pixels, strict=True))
+    digits = draw.integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    (tmp_path / "MNIST/raw").mkdir(parents=True)
+    for part, (file, compress) in zip(
+        (digits[:3], digits[3:]), (("train-images-idx3-ubyte", False), ("t10k-images-idx3-ubyte.gz", True)), strict=True
+    ):
+        content = b"".join(n.to_bytes(4, "big") for n in (2051, len(part), 28, 28)) + part.tobytes()
+        (tmp_path / "MNIST/raw" / file).write_bytes(gzip.compress(content) if compress else content)
+    images = open_set(entry("mnist"), tmp_path)
+    assert np.array_equal(np.stack(list(arrays(images))), digits)
+    (tmp_path / "MNIST/raw/train-images-idx3-ubyte").write_bytes(b"\0" * 40)
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte is no whole file of images in the IDX format"):
+        open_set(entry("mnist"), tmp_path)
+
+
+def test_training_images_of_cifar_are_five_files_one_after_another(tmp_path: Path):
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    assert find(entry("cifar-10-train"), tmp_path) is None
+    for number in range(1, 6):
+        (folder / f"data_batch_{number}.bin").write_bytes(bytes([number]) + bytes([10 * number]) * 3072)
+    images = open_set(entry("cifar-10-train"), tmp_path)
+    assert images.labels.tolist() == [1, 2, 3, 4, 5]
+    assert [int(array.flat[0]) for array in arrays(images)] == [10, 20, 30, 40, 50]
+    assert find(entry("cifar-10"), tmp_path) is None  # the same folder without the test images
 
 
 def test_a_fingerprint_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
