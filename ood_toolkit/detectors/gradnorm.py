@@ -34,7 +34,7 @@ class GradNormDetector(Detector):
     name = "gradnorm"
     paper = (
         "Huang et al., On the Importance of Gradients for Detecting Distributional Shifts in the Wild, NeurIPS 2021, "
-        "arXiv:2110.00218"
+        "arXiv:2110.00218, Eq. 4 for the gradient"
     )
     cite = "huang2021gradnorm"
     equation = "−‖f‖₁ ‖p − 1/C‖₁ / T"

@@ -39,7 +39,7 @@ class MahalanobisLayersDetector(Detector):
     name = "mahalanobis_layers"
     paper = (
         "Lee et al., A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks, "
-        "NeurIPS 2018, arXiv:1807.03888"
+        "NeurIPS 2018, arXiv:1807.03888, Eq. 2"
     )
     cite = "lee2018simple"
     equation = "Σ_l α_l min_c (f_l − μ_lc)ᵀ Σ_l⁻¹ (f_l − μ_lc)"

@@ -207,8 +207,8 @@ def debiased_mean_square(
 ) -> float:
     """Squared L2 calibration error less the variance of each bin's accuracy; unbiased, so it may be negative.
 
-    `Σ_b n_b/N [(confidence_b − accuracy_b)² − accuracy_b (1 − accuracy_b) / (n_b − 1)]` (Kumar et al., NeurIPS 2019);
-    a bin of a single row has no estimate of its variance and counts undebiased.
+    `Σ_b n_b/N [(confidence_b − accuracy_b)² − accuracy_b (1 − accuracy_b) / (n_b − 1)]` (Kumar et al., NeurIPS 2019,
+    Definition 5.2); a bin of a single row has no estimate of its variance and counts undebiased.
     """
     groups = binned(confidence, correct, bins=bins, scheme=scheme)
     noise = groups.accuracy * (1 - groups.accuracy) / np.maximum(groups.counts - 1, 1)
@@ -284,7 +284,7 @@ def debiased_classwise_rms(
 ) -> float:
     """Root of the mean over classes of `max(0, debiased_mean_square)` of "is it this class?".
 
-    The default of the package uncertainty-calibration (Kumar et al., NeurIPS 2019), there called marginal.
+    The default of the package uncertainty-calibration (Kumar et al., NeurIPS 2019, Eq. 3), there called marginal.
     """
     matrix, classes = as_probabilities(probabilities, labels)
     squares = [
