@@ -80,6 +80,7 @@ def tap_of(name: str, rows: Outputs) -> Tensor:
         return torch.rand(number, *shape, generator=generator)
 
     shapes: dict[str, Callable[[], Tensor]] = {
+        **dict.fromkeys(("gradient_density", "gradient_means"), lambda: positive(29)),
         "nudged_features": lambda: rows.features + 0.01 * positive(width),
         "member_logits": lambda: rows.logits.unsqueeze(1) + positive(5, 1),
         "dropout_logits": lambda: rows.logits.unsqueeze(1) + positive(10, 1),

@@ -66,7 +66,6 @@ OTHER_NAMES = (
 
 LEFT_OUT = (
     ("ARGM (`detectors`)", "returns the number of the predicted class: a placeholder, not a score"),
-    ("GAIA", "counts abnormal gradients in inner layers: a backward pass per image through the whole network"),
     ("OpenGAN", "trains a generator and a discriminator"),
     ("Laplace, ABNN", "fit a posterior over weights; logits of networks drawn from it can fill `member_logits`"),
     ("DEUP", "trains a second network to predict the error of the first"),

@@ -14,7 +14,7 @@ from ood_toolkit.fitted import parse
 from ood_toolkit.models.masked import MaskedClassifier
 from ood_toolkit.outputs import Outputs
 
-_AMONG_CLASSES = ("local_mcm", "negative_cosines", "nudged_features")
+_AMONG_CLASSES = ("gradient_density", "local_mcm", "negative_cosines", "nudged_features")
 """Taps that look at all classes in the pass itself: under a mask they are another tap, with `classes`."""
 
 _BY_CLASS = ("dropout_logits", "augmented_logits")

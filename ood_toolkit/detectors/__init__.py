@@ -25,6 +25,8 @@ from ood_toolkit.detectors.energy import EnergyDetector as EnergyDetector
 from ood_toolkit.detectors.entropy import EntropyDetector as EntropyDetector
 from ood_toolkit.detectors.exgrad import ExGradDetector as ExGradDetector
 from ood_toolkit.detectors.fdbd import FDBDDetector as FDBDDetector
+from ood_toolkit.detectors.gaia import GAIAADetector as GAIAADetector
+from ood_toolkit.detectors.gaia import GAIAZDetector as GAIAZDetector
 from ood_toolkit.detectors.gen import GENDetector as GENDetector
 from ood_toolkit.detectors.gmm import GMMDetector as GMMDetector
 from ood_toolkit.detectors.gradnorm import GradNormDetector as GradNormDetector

@@ -169,19 +169,25 @@ class Classifier(nn.Module):
         other._checked = self._checked and not (other._taps or other._afterwards)
         return other
 
-    def differentiate(self, images: Float[Tensor, "N channels H W"]) -> Outputs:
+    def differentiate(
+        self, images: Float[Tensor, "N channels H W"], inside: AbstractContextManager[Any] | None = None
+    ) -> Outputs:
         """Outputs whose logits and features carry gradients to `images` and to the head's own parameters.
 
         Gradients reach whatever requires them when this is called: `images` where its `requires_grad` is set, and
         the parameters of `layer` unless they are frozen. Take them with `torch.autograd.grad`, which leaves no
         `.grad` behind. Runs without autocast, because small gradients vanish in half precision.
+
+        Args:
+            images: in pixel units, float in [0, 1].
+            inside: entered around the pass, such as hooks on inner layers.
         """
         if not images.is_floating_point():
             raise ValueError(f"gradients need floating-point images in [0, 1], got {images.dtype}")
         if not self._checked:
             self.check(images[:2].detach())
         layer = None if self.head_name == LOGITS else self.layer
-        with torch.enable_grad(), _for_gradients(layer, self.model):
+        with torch.enable_grad(), _for_gradients(layer, self.model), inside or nullcontext():
             return self._outputs(images, None)
 
     def check(self, images: Images) -> None:

@@ -1,5 +1,6 @@
 """One batch that several methods put through the same model: it goes through once, with or without gradients."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -48,10 +49,17 @@ class SharedPass:
         """Outputs of any images without gradients and taps."""
         return self._plain(images)
 
-    def differentiate(self, images: Float[Tensor, "N channels H W"]) -> Outputs:
-        """Outputs that carry gradients to these images and to the head's own parameters."""
-        if not self._is_batch(images):
-            return self._plain.differentiate(images)
+    def differentiate(
+        self, images: Float[Tensor, "N channels H W"], inside: AbstractContextManager[Any] | None = None
+    ) -> Outputs:
+        """Outputs that carry gradients to these images and to the head's own parameters.
+
+        Args:
+            images: in pixel units.
+            inside: entered around the pass; such a pass is never shared.
+        """
+        if inside is not None or not self._is_batch(images):
+            return self._plain.differentiate(images, inside)
         leaf, outputs = self._passed()
         head = () if self._source.head_name == LOGITS else self._source.layer.parameters()
         trained = [parameter for parameter in head if parameter.requires_grad]

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from ood_toolkit.detectors.ash import concentration, kept_count, largest
 from ood_toolkit.detectors.rankfeat import without_rank_one
 from ood_toolkit.fitted import parse
-from ood_toolkit.models.afterwards import AugmentedLogits, DropoutLogits, NudgedFeatures
+from ood_toolkit.models.afterwards import (
+    AugmentedLogits,
+    DropoutLogits,
+    GradientDensity,
+    GradientMeans,
+    NudgedFeatures,
+)
 from ood_toolkit.models.reductions import (
     ActivationExtremes,
     BlockMaxima,
@@ -159,6 +165,8 @@ TAPS: dict[str, type[Tap]] = {
         NudgedFeatures,
         DropoutLogits,
         AugmentedLogits,
+        GradientDensity,
+        GradientMeans,
     )
 }
 """Every tap that a model can give, by name. A new one is a class and a word here."""

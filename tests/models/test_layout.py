@@ -20,6 +20,8 @@ TAPS = (
     "react_map",
     "nudged_features",
     "augmented_logits",
+    "gradient_density",
+    "gradient_means",
 )
 
 
