@@ -250,6 +250,7 @@ def joined(*, cuda: bool = True) -> Iterator[World]:
     except _Ended:
         raise PeerLost(f"the launcher ended this run, most likely because another rank died; {_GO_ON}") from None
     except PeerLost:
+        before = signal.SIG_IGN  # the launcher's SIGTERM is on its way, and would come before this has been said
         raise  # taking the connections down would wait for the dead
     except Exception:
         dist.destroy_process_group()

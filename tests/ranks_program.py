@@ -59,6 +59,8 @@ def bench(arguments: list[str]) -> None:
     rank, _, shards = os.environ.get("KILL", "").partition(":")
     if rank and os.environ["RANK"] == rank:
         _die_after(int(shards))
+    elif rank:
+        _be_slow_to_tell(cli)
     sys.argv = ["ood-bench", *arguments]
     cli.main()
 
@@ -73,6 +75,17 @@ def _die_after(shards: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     store.Store.write = dying  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _be_slow_to_tell(cli: Any) -> None:
+    """The launcher's SIGTERM comes before the error has been said."""
+    ending = cli._ending
+
+    def late(error: Exception) -> object:
+        time.sleep(0.5)
+        return ending(error)
+
+    cli._ending = late
 
 
 def masked(place: str) -> None:
