@@ -21,7 +21,7 @@ from ood_toolkit.benchmarks.imagenet_suites import (
     imagenet_suite,
     imagenet_suites,
     reference_lines,
-    require_imagenet_classes,
+    require_classes,
 )
 from ood_toolkit.benchmarks.loading import known_dtype, load_models, load_second_opinion, require_taps, usable_device
 from ood_toolkit.benchmarks.masking import masks_of
@@ -332,7 +332,7 @@ def _imagenet(choices: Choices, name: str, device: str, taps: Sequence[str]) -> 
     suite = imagenet_suite(name, root, protocol=choices.protocol, learning=learning)  # pyright: ignore
     models, members = load_models(choices, name, device, taps, masks_of(suite))
     for model in (*models, *members):
-        require_imagenet_classes(model.spec, model.classifier.head.weight.shape[0])
+        require_classes(suite.name, model.spec, model.classifier.head.weight.shape[0])
     return suite, models, members
 
 

@@ -1,10 +1,11 @@
-"""Every ImageNet suite by name, what runs by default, and what others published beside what was measured."""
+"""Every suite on published sets by name, what runs by default, and what others published beside what was measured."""
 
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
+from ood_toolkit.benchmarks import openood_cifar
 from ood_toolkit.benchmarks.imagenet import CLASSES, Learning
 from ood_toolkit.benchmarks.mos import MOS, mos_suite
 from ood_toolkit.benchmarks.natural_adversarial import (
@@ -17,15 +18,18 @@ from ood_toolkit.benchmarks.openood import FAR, GROUPS, NEAR, openood_suite
 from ood_toolkit.benchmarks.published import SetName, compare_accuracy, published_openood
 from ood_toolkit.benchmarks.shifted import ShiftProtocol, shift_suite, shift_suites
 from ood_toolkit.benchmarks.suite import Suite
+from ood_toolkit.datasets.cifar import CIFAR10_CLASSES
 from ood_toolkit.datasets.locate import ROOT_VARIABLE
 from ood_toolkit.records import Record
 
 OPENOOD = "openood-imagenet"
+_WHOLE = {OPENOOD: openood_suite, MOS: mos_suite, openood_cifar.NAME: openood_cifar.openood_cifar_suite}
+"""Suites whose classes are all that the models know."""
 
 
 def imagenet_suites() -> tuple[str, ...]:
     """The names that `imagenet_suite` knows; some take a part behind a slash, see `shift_suite`."""
-    return (*NATURAL_ADVERSARIAL_SUITES, OPENOOD, MOS, *shift_suites())
+    return (*NATURAL_ADVERSARIAL_SUITES, OPENOOD, openood_cifar.NAME, MOS, *shift_suites())
 
 
 def imagenet_suite(
@@ -56,10 +60,11 @@ def imagenet_suite(
         return natural_adversarial_suite(plain, root, protocol=protocol, learning=learning)  # pyright: ignore
     if protocol not in get_args(ShiftProtocol):
         raise ValueError(f"the protocol {protocol!r} is about ImageNet-A and ImageNet-O, not {plain!r}")
-    if plain in (OPENOOD, MOS):
+    if plain in _WHOLE:
         if protocol == "masked":
-            raise ValueError(f"the suite {plain!r} is about all 1000 classes, so it has no protocol 'masked'")
-        return (openood_suite if plain == OPENOOD else mos_suite)(root, learning=learning)
+            classes = classes_of(plain)
+            raise ValueError(f"the suite {plain!r} is about all {classes} classes, so it has no protocol 'masked'")
+        return _WHOLE[plain](root, learning=learning)
     return shift_suite(plain, root, protocol=protocol, learning=learning)  # pyright: ignore
 
 
@@ -92,10 +97,23 @@ def default_suite(root: Path | None) -> tuple[str, str]:
     )
 
 
-def require_imagenet_classes(model: str, classes: int) -> None:
-    """Raises ValueError for a model that cannot know the 1000 ImageNet classes in their usual order."""
-    if classes != CLASSES:
+def classes_of(suite: str) -> int:
+    """How many classes the models of a suite must know."""
+    return openood_cifar.CLASSES if suite == openood_cifar.NAME else CLASSES
+
+
+def require_classes(suite: str, model: str, classes: int) -> None:
+    """Raises ValueError for a model that cannot know the suite's classes in their usual order."""
+    expected = classes_of(suite)
+    if classes == expected:
+        return
+    if expected == CLASSES:
         raise ValueError(f"{model} has {classes} classes; the ImageNet suites need the {CLASSES} of ImageNet-1k")
+    names = ", ".join(CIFAR10_CLASSES)
+    raise ValueError(
+        f"{model} has {classes} classes; {suite} needs {expected}, in this order: {names} (a network takes --classes "
+        f"{expected} and --checkpoint FILE, a zero-shot model --class-names FILE)"
+    )
 
 
 def reference_lines(

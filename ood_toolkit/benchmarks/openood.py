@@ -7,6 +7,7 @@ from statistics import fmean
 
 import torch
 
+from ood_toolkit.benchmarks import openood_cifar
 from ood_toolkit.benchmarks.imagenet import (
     CLASSES,
     Learning,
@@ -28,6 +29,8 @@ GROUPS = {"near-ood": NEAR, "far-ood": FAR}
 """Row of means → the sets it averages."""
 SCORED = {"ssb-hard": 49_000, "ninco": 5_879, "inaturalist": 10_000, "textures": 5_160, "openimage-o": 15_869}
 """Images of each set that OpenOOD scores."""
+_GROUPS_OF = {"openood-imagenet": GROUPS, openood_cifar.NAME: openood_cifar.GROUPS}
+"""Suite → its groups."""
 _LISTS = "benchmark_imglist/imagenet"
 _LEADERBOARD = "openood-1.5"
 
@@ -95,12 +98,20 @@ def near_far(records: Iterable[Record]) -> list[Record]:
     """
     groups: dict[tuple[str, ...], dict[str, Record]] = {}
     for record in records:
-        if record.suite == "openood-imagenet" and record.task == "anomaly":
-            key = (record.model, record.method, record.calibrator, record.metric, record.transform, record.run)
+        if record.suite in _GROUPS_OF and record.task == "anomaly":
+            key = (
+                record.suite,
+                record.model,
+                record.method,
+                record.calibrator,
+                record.metric,
+                record.transform,
+                record.run,
+            )
             groups.setdefault(key, {})[record.dataset] = record
     means = []
     for by_set in groups.values():
-        for name, members in GROUPS.items():
+        for name, members in _GROUPS_OF[next(iter(by_set.values())).suite].items():
             rows = [by_set[member] for member in members if member in by_set]
             values = [row.value for row in rows if row.value is not None]
             if len(rows) == len(members):

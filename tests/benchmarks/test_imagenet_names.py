@@ -11,7 +11,7 @@ from ood_toolkit.benchmarks.imagenet_suites import (
     imagenet_suite,
     imagenet_suites,
     reference_lines,
-    require_imagenet_classes,
+    require_classes,
 )
 from ood_toolkit.datasets.catalogue import entry
 from ood_toolkit.datasets.classes import class_list, validation_labels
@@ -54,17 +54,13 @@ def test_a_shifted_set_is_scored_beside_validation_images_of_its_classes(root: P
     assert all(task.mask is None for task in whole.tasks)
 
 
-@pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("imagenet-c-blur/defocus_blur/3", "2 images are here, 50,000"),
-        ("imagenet-c-blur/defocus_blur", "4 images are here, 250,000"),
-    ],
-)
-def test_a_corruption_that_lacks_images_is_marked(root: Path, name: str, published: str):
-    suite = imagenet_suite(name, root)
-    assert suite.protocol == "full-1000way-like"
-    assert f"Not the published set: {published} were published." in suite.caption
+def test_a_corruption_that_lacks_images_is_marked(root: Path):
+    alone = imagenet_suite("imagenet-c-blur/defocus_blur/3", root)
+    assert "Not the published set: 2 images are here, 50,000 were published." in alone.caption
+    group = imagenet_suite("imagenet-c-blur/defocus_blur", root)
+    assert "Not the published sets of 50,000 images each: imagenet-c-blur/defocus_blur/3 has 2, " in group.caption
+    assert "Left out, because not found: defocus_blur/1, defocus_blur/2, defocus_blur/5." in group.caption
+    assert {alone.protocol, group.protocol} == {"full-1000way-like"}
 
 
 def test_missing_validation_images_are_marked_and_those_held_out_are_not_missing(
@@ -96,8 +92,8 @@ def test_one_corruption_at_one_severity_is_a_suite(root: Path):
     suite = imagenet_suite("imagenet-c-blur/defocus_blur/3", root)
     assert suite.name == "imagenet-c-blur/defocus_blur/3"
     assert len(suite.tasks[0].id) == 2
-    with pytest.raises(ValueError, match="say which part of imagenet-c-blur, e"):
-        imagenet_suite("imagenet-c-blur", root)
+    names = [task.dataset for task in imagenet_suite("imagenet-c-blur", root).tasks if task.kind == "calibration"]
+    assert names == ["imagenet-c-blur/defocus_blur/3", "imagenet-c-blur/defocus_blur/4", "imagenet-1k"]
 
 
 def test_imagenetv2_is_not_learned_from_where_it_is_scored(root: Path):
@@ -134,9 +130,12 @@ def test_the_default_is_the_real_benchmark_as_soon_as_its_data_is_there(root: Pa
 
 
 def test_a_model_of_other_classes_is_refused():
-    require_imagenet_classes("m", 1000)
+    require_classes("imagenet-a", "m", 1000)
+    require_classes("openood-cifar10", "m", 10)
     with pytest.raises(ValueError, match="m has 10 classes; the ImageNet suites need the 1000"):
-        require_imagenet_classes("m", 10)
+        require_classes("imagenet-a", "m", 10)
+    with pytest.raises(ValueError, match="m has 1000 classes; openood-cifar10 needs 10, in this order: airplane, auto"):
+        require_classes("openood-cifar10", "m", 1000)
 
 
 def accuracy(dataset: str, value: float, **changes: str) -> Record:
