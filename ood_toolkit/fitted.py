@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Self
 from jaxtyping import AbstractArray
 from torch import Tensor, nn
 
+from ood_toolkit.hyperparameters import Allowed, checking
+
 
 class NotFitted(ValueError, AttributeError):
     """Something learned was asked for before `fit`."""
@@ -30,6 +32,8 @@ class Fitted(nn.Module):
     """Key of the paper in `references.bib`."""
     equation: ClassVar[str] = ""
     """What is computed, on one line, in the letters of `docs/methods.md`."""
+    allowed: ClassVar[Mapping[str, Allowed]] = {}
+    """What hyper-parameters may be, where their annotation does not say it: `{"k": "[1, inf)", "mode": ("a", "b")}`."""
     _learned: ClassVar[frozenset[str]] = frozenset()
     _axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The axes of learned tensors as their annotations name them: `{"means": ("C", "D")}`."""
@@ -39,6 +43,11 @@ class Fitted(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", checking(vars(cls)["__init__"]))  # noqa: B010  pyright refuses the assignment
+        if "allowed" in vars(cls):
+            inherited = {name: values for base in cls.__mro__[:0:-1] for name, values in _allowed(base).items()}
+            cls.allowed = {**inherited, **vars(cls)["allowed"]}
         declared = {name: kind for name, kind in inspect.get_annotations(cls).items() if _is_tensor(kind)}
         cls._learned = cls._learned | frozenset(declared)
         axes = {name: tuple(getattr(kind, "dim_str", "").split()) for name, kind in declared.items()}
@@ -128,6 +137,10 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
         return name.strip(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, ValueError):
         raise ValueError(f"cannot read {spec!r}; write it like knn(k=50) with literal keyword arguments") from None
+
+
+def _allowed(kind: type) -> Mapping[str, Allowed]:
+    return getattr(kind, "allowed", {})
 
 
 def _keywords(values: dict[str, Any]) -> str:

@@ -2,8 +2,7 @@
 
 import difflib
 import importlib
-import types
-import typing
+import inspect
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -104,28 +103,18 @@ def _build(spec: str, what: str, known: dict[str, type[Any]], bases: tuple[type[
         raise ValueError(f"no {what} is named {name!r};{hint} Known: {', '.join(known)}")
     if known.get(kind.name, kind) is not kind:
         raise ValueError(f"{name!r} calls itself {kind.name!r}, which is a registered {what}; give it another `name`")
-    _check_types(spec, kind, arguments)
+    unknown = sorted(set(arguments) - set(inspect.signature(kind.__init__).parameters))
+    if unknown:
+        raise ValueError(f"{spec}: there is no {unknown[0]!r}; {kind.__name__} takes {_parameters(kind)}")
     try:
-        return kind(**arguments)
-    except TypeError as error:
-        raise ValueError(f"{spec}: {error}; {kind.__name__} takes {_parameters(kind)}") from None
-
-
-def _check_types(spec: str, kind: type[Any], arguments: dict[str, Any]) -> None:
-    """Refuses a word where a number belongs, and the like; parameters of other kinds look after themselves."""
-    hints = typing.get_type_hints(kind.__init__)
-    for name, value in arguments.items():
-        hint = hints.get(name)
-        several = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        allowed = set(typing.get_args(hint)) if several else {hint}
-        if not allowed <= {int, float, str, bool, type(None)} or type(value) in allowed:
-            continue
-        if type(value) is int and float in allowed:
-            continue
-        words = " or ".join(
-            sorted(str(getattr(each, "__name__", each)).replace("NoneType", "None") for each in allowed)
+        built = kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{spec}: {str(error).removeprefix(f'{kind.__name__}: ')}") from error
+    if "_buffers" not in vars(built):
+        raise ValueError(
+            f"{spec}: {kind.__name__}.__init__ has not called super().__init__(); make that its first line"
         )
-        raise ValueError(f"{spec}: {name} must be {words}, got {value!r}")
+    return built
 
 
 def _imported(name: str, what: str, bases: tuple[type[Any], ...]) -> type[Any]:
@@ -142,7 +131,5 @@ def _imported(name: str, what: str, bases: tuple[type[Any], ...]) -> type[Any]:
 
 
 def _parameters(kind: type[Any]) -> str:
-    import inspect
-
     names = [p for p in inspect.signature(kind.__init__).parameters if p != "self"]
     return ", ".join(names) or "no arguments"

@@ -26,6 +26,8 @@ class BetaCalibrator(TopLabelCalibrator):
     equation = "g(p) = σ(a log p − b log(1 − p) + c)"
     weights: Float[Tensor, "3"]
 
+    allowed = {"prior_count": "[0, inf)"}
+
     def __init__(self, prior_count: float = 0.0) -> None:
         super().__init__()
         if prior_count < 0:

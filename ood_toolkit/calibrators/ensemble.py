@@ -97,6 +97,8 @@ class MajorityVoteEnsemble(EnsemblePool):
     cite = "hansen1990ensembles"
     equation = "p_c ∝ #{m : argmax z_m = c} + soft_vote · (1/M) Σ_m softmax_c(z_m)"
 
+    allowed = {"soft_vote": "[0, 1]"}
+
     def __init__(self, soft_vote: float = 0.01) -> None:
         super().__init__()
         if not 0 <= soft_vote <= 1:

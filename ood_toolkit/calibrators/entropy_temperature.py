@@ -31,6 +31,8 @@ class EntropyTemperatureCalibrator(RowTemperatureCalibrator):
     cite = "balanya2024adaptive"
     equation = "softmax(z / T) with T = softplus(w log(H(p) / log C) + b)"
 
+    allowed = {"decay": "[0, inf)"}
+
     def __init__(self, loss: Loss = "nll", decay: float = 0.0) -> None:
         super().__init__()
         if loss not in ("nll", "mse"):

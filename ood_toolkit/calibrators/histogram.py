@@ -71,6 +71,8 @@ class HistogramCalibrator(TopLabelCalibrator):
     edges: Float[Tensor, " B-1"]
     values: Float[Tensor, " B"]
 
+    allowed = {"bins": "[1, inf)"}
+
     def __init__(self, bins: int = 15, equal: Binning = "width") -> None:
         super().__init__()
         self.bins = bins

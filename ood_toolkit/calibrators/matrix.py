@@ -48,6 +48,8 @@ class MatrixCalibrator(Calibrator):
     weight: Float[Tensor, "C C"]
     bias: Float[Tensor, " C"]
 
+    allowed = {"off_diagonal": "[0, inf)", "intercept": "[0, inf)"}
+
     def __init__(self, off_diagonal: float | None = None, intercept: float | None = None) -> None:
         super().__init__()
         for value in (off_diagonal, intercept):

@@ -34,6 +34,8 @@ class PlattCalibrator(Calibrator):
     slopes: Float[Tensor, " C"]
     offsets: Float[Tensor, " C"]
 
+    allowed = {"prior_count": "(0, inf)"}
+
     def __init__(self, prior_count: float | None = None) -> None:
         super().__init__()
         if prior_count is not None and prior_count <= 0:

@@ -36,6 +36,8 @@ class PTSCalibrator(RowTemperatureCalibrator):
     centre: Float[Tensor, " F"]
     spread: Float[Tensor, " F"]
 
+    allowed = {"largest": "[1, inf)", "hidden": "[1, inf)", "decay": "[0, inf)"}
+
     def __init__(
         self, largest: int = 10, hidden: int = 5, loss: Loss = "mse", decay: float = 10.0, seed: int = 0
     ) -> None:

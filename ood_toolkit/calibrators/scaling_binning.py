@@ -33,6 +33,8 @@ class ScalingBinningCalibrator(TopLabelCalibrator):
     edges: Float[Tensor, " B-1"]
     values: Float[Tensor, " B"]
 
+    allowed = {"bins": "[1, inf)", "prior_count": "[0, inf)"}
+
     def __init__(self, bins: int = 15, prior_count: float = 1.0) -> None:
         super().__init__()
         if prior_count < 0:

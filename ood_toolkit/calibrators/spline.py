@@ -33,6 +33,8 @@ class SplineCalibrator(TopLabelCalibrator):
     positions: Float[Tensor, " K"]
     values: Float[Tensor, " K"]
 
+    allowed = {"knots": "[3, inf)"}
+
     def __init__(self, knots: int = 6) -> None:
         super().__init__()
         if knots < 3:

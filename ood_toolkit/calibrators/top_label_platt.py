@@ -31,6 +31,8 @@ class TopLabelPlattCalibrator(TopLabelCalibrator):
     equation = "g(p) = σ(a log(p / (1 − p)) + b)"
     weights: Float[Tensor, "2"]
 
+    allowed = {"prior_count": "[0, inf)"}
+
     def __init__(self, prior_count: float = 1.0) -> None:
         super().__init__()
         if prior_count < 0:

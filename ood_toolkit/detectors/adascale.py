@@ -71,6 +71,15 @@ class AdaptiveScaling(Detector):
     bias: Float[Tensor, " C"]
     reference: Float[Tensor, " M"]
 
+    allowed = {
+        "stable_percent": "[0, 100]",
+        "shift_percent": "[0, 100]",
+        "shift_weight": "[0, inf)",
+        "pixels": "[0, 1]",
+        "epsilon": "[0, 1]",
+        "rows": "[1, inf)",
+    }
+
     def __init__(
         self,
         low_percentile: float = 80.0,

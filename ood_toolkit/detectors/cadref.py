@@ -47,6 +47,8 @@ class CARefDetector(Detector):
     cost = "O(C + D)"
     means: Float[Tensor, "C D"]
 
+    allowed = {"absent": ("error", "mean")}
+
     def __init__(self, absent: str = "mean") -> None:
         super().__init__()
         self.absent = absent

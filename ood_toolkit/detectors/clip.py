@@ -41,6 +41,8 @@ class ZeroShotDetector(Detector):
     cost = "O(CD)"
     text: Float[Tensor, "C D"]
 
+    allowed = {"temperature": "(0, inf)"}
+
     def fit(self, train: Outputs) -> Self:
         """Takes the class text embeddings from the head, at unit length; a bias is left out. Returns itself."""
         self.text = l2_normalise(train.head.weight)
@@ -181,6 +183,8 @@ class GLMCMDetector(ZeroShotDetector):
     cite = "miyai2025glmcm"
     equation = "m(f) + λ min_i m(f_i) over patches i, with m(f) = 1 − max_c softmax_c(cos(f, t) / τ)"
     reads = frozenset({"features", "local_mcm"})
+
+    allowed = {"local_weight": "[0, inf)", "tokens": ("values", "output")}
 
     def __init__(self, temperature: float = 1.0, local_weight: float = 1.0, tokens: str = "values") -> None:
         super().__init__()

@@ -38,6 +38,8 @@ class MaxCosineDetector(Detector):
 
     directions: Float[Tensor, "K D"]
 
+    allowed = {"absent": ("error", "skip")}
+
     def __init__(self, absent: str = "error") -> None:
         super().__init__()
         self.absent = absent
@@ -78,6 +80,8 @@ class RelativeCosineDetector(Detector):
     cost = "O(C·D)"
 
     directions: Float[Tensor, "K D"]
+
+    allowed = {"temperature": "(0, inf)", "absent": ("error", "skip")}
 
     def __init__(self, temperature: float = 1.0, absent: str = "error") -> None:
         super().__init__()

@@ -45,6 +45,8 @@ class DoctorAlphaDetector(Detector):
     reads = frozenset({"logits"})
     cost = "O(C)"
 
+    allowed = {"temperature": "(0, inf)"}
+
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
@@ -72,6 +74,8 @@ class DoctorBetaDetector(Detector):
     family = "logits"
     reads = frozenset({"logits"})
     cost = "O(C)"
+
+    allowed = {"temperature": "(0, inf)"}
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()

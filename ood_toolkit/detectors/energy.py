@@ -36,6 +36,8 @@ class EnergyDetector(Detector):
 
     sweep = {"temperature": (1.0, 10.0, 100.0, 1000.0)}
 
+    allowed = {"temperature": "(0, inf)"}
+
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         if not temperature > 0:

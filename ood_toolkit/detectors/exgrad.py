@@ -59,6 +59,8 @@ class ExGradDetector(Detector):
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 
+    allowed = {"temperature": "(0, inf)"}
+
     def __init__(self, temperature: float = 1.0, norm: int = 1, gradient_of: str = "weight") -> None:
         super().__init__()
         if norm not in ORDERS:

@@ -41,6 +41,8 @@ class GENDetector(Detector):
 
     sweep = {"gamma": (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0), "top": (10, 50, 100, 200, 500, 1000)}
 
+    allowed = {"gamma": "(0, inf)", "top": "[1, inf)"}
+
     def __init__(self, gamma: float = 0.1, top: int = 100) -> None:
         super().__init__()
         self.gamma = gamma

@@ -50,6 +50,8 @@ class GMMDetector(Detector):
     whiteners: Float[Tensor, "L R R"]
     log_weights: Float[Tensor, " K"]
 
+    allowed = {"dim": "[1, inf)", "ridge": "[0, inf)", "absent": ("error", "skip")}
+
     def __init__(
         self, dim: int | None = None, covariance: str = "full", ridge: float = 1e-6, absent: str = "error"
     ) -> None:

@@ -41,6 +41,8 @@ class GradNormDetector(Detector):
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 
+    allowed = {"temperature": "(0, inf)"}
+
     def __init__(self, temperature: float = 1.0, gradient_of: str = "weight") -> None:
         super().__init__()
         self.temperature = temperature

@@ -84,6 +84,8 @@ class GramDetector(Detector):
     high: Float[Tensor, "C P sum_D"]
     normalisers: Float[Tensor, " L"]
 
+    allowed = {"powers": "[1, inf)", "absent": ("error", "skip")}
+
     def __init__(
         self,
         layers: tuple[str, ...] | None = None,

@@ -51,6 +51,8 @@ class GROODDetector(Detector):
     gradients: Float[Tensor, "M D"]
     scale: Float[Tensor, ""]
 
+    allowed = {"rows": "[1, inf)", "absent": ("error", "skip")}
+
     def __init__(self, prototype: str = "mixup", rows: int | None = None, seed: int = 0, absent: str = "error") -> None:
         super().__init__()
         if prototype not in PROTOTYPES:

@@ -41,6 +41,8 @@ class IODINDetector(LiveDetector):
     )
     cost = "2 forward passes, 1 backward pass"
 
+    allowed = {"temperature": "(0, inf)", "eps": "[0, 1]", "numbers": "[1, inf)"}
+
     def __init__(self, temperature: float = 1000.0, eps: float = 0.0014, numbers: int = 1) -> None:
         super().__init__()
         if numbers < 1:

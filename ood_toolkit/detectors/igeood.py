@@ -55,6 +55,8 @@ class IgeoodDetector(Detector):
     cost = "O(C²)"
     centres: Float[Tensor, "K C"]
 
+    allowed = {"temperature": "(0, inf)", "absent": ("error", "skip")}
+
     def __init__(self, temperature: float = 1.0, centroids: str = "median", absent: str = "error") -> None:
         super().__init__()
         if centroids not in ("median", "mean"):

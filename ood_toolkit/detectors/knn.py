@@ -40,6 +40,8 @@ class KNNDetector(Detector):
 
     sweep = {"k": (50, 100, 200, 500, 1000)}
 
+    allowed = {"k": "[1, inf)"}
+
     def __init__(self, k: int = 50, normalise: bool = True) -> None:
         super().__init__()
         self.k = k

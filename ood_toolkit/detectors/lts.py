@@ -35,6 +35,8 @@ class LTSDetector(Rectifier):
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 
+    allowed = {"power": "(-inf, inf)"}
+
     def __init__(self, percentile: float = 95.0, power: float = 2.0, score: str = "energy") -> None:
         super().__init__(score)
         self.percentile = checked_percentile(percentile)

@@ -54,6 +54,8 @@ class MahalanobisDetector(Detector):
     whitener: Float[Tensor, "D R"]
     means: Float[Tensor, "K R"]
 
+    allowed = {"ridge": "[0, inf)", "absent": ("error", "skip")}
+
     def __init__(self, ridge: float = 0.0, absent: str = "error") -> None:
         super().__init__()
         self.ridge = ridge
@@ -99,6 +101,8 @@ class RMDSDetector(MahalanobisDetector):
     equation = "min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c) − (f − μ)ᵀ Σ₀⁻¹ (f − μ)"
 
     background: Float[Tensor, "D R0"]
+
+    allowed = {"ridge": "[0, inf)", "absent": ("error", "skip")}
 
     def fit(self, train: Outputs) -> Self:
         """One sweep; the means are kept whitened."""

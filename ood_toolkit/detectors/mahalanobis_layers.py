@@ -55,6 +55,8 @@ class MahalanobisLayersDetector(Detector):
     means: Float[Tensor, "K sum_R"]
     factors: Float[Tensor, " L"]
 
+    allowed = {"weights": "(-inf, inf)", "ridge": "[0, inf)", "absent": ("error", "skip")}
+
     def __init__(
         self,
         layers: tuple[str, ...] | None = None,

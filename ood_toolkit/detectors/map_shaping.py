@@ -143,6 +143,8 @@ class ReActMapDetector(MapShaping):
     equation = "S(W g + b) with g the positional mean of min(map, c)"
     parameter = "threshold"
 
+    allowed = {"threshold": "(0, inf]"}
+
     def __init__(self, threshold: float = 1.0, score: str = "energy") -> None:
         super().__init__(score)
         self.threshold = threshold

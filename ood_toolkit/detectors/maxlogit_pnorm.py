@@ -60,6 +60,8 @@ class MaxLogitPNormDetector(Detector):
     cost = "O(C)"
     chosen: Float[Tensor, ""]
 
+    allowed = {"p": "[0, inf]", "largest_p": "[0, 1000]"}
+
     def __init__(self, p: float | None = None, largest_p: int = 9, fallback: bool = True) -> None:
         super().__init__()
         self.p = p

@@ -52,6 +52,8 @@ class NACDetector(Detector):
     weight: Float[Tensor, "C D"]
     coverage: Float[Tensor, "D intervals"]
 
+    allowed = {"steepness": "(0, inf)", "intervals": "[1, inf)", "full": "(0, inf)", "rows": "[1, inf)"}
+
     def __init__(
         self,
         steepness: float = 3000.0,

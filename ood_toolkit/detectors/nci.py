@@ -38,6 +38,8 @@ class NCIDetector(Detector):
 
     sweep = {"alpha": (0.0001, 0.001, 0.01, 0.1)}
 
+    allowed = {"alpha": "[0, inf)"}
+
     def __init__(self, alpha: float = 0.0001) -> None:
         super().__init__()
         self.alpha = alpha

@@ -44,6 +44,8 @@ class NECODetector(Detector):
     scale: Float[Tensor, " D"]
     axes: Float[Tensor, "D q"]
 
+    allowed = {"dim": "[1, inf)", "variance": "(0, 1]"}
+
     def __init__(self, dim: int | None = None, variance: float = 0.9, arch: str = "vit") -> None:
         super().__init__()
         self.dim = dim

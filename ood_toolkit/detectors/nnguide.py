@@ -39,6 +39,8 @@ class NNGuideDetector(Detector):
     block_rows = 4096  # each block goes through the training rows
     bank: Float[Tensor, "M D"]
 
+    allowed = {"k": "[1, inf)", "alpha": "(0, 1]"}
+
     def __init__(self, k: int = 10, alpha: float = 1.0, seed: int = 0) -> None:
         super().__init__()
         if not 0 < alpha <= 1:

@@ -63,6 +63,8 @@ class ODINDetector(LiveDetector):
     equation = "1 − max_c softmax_c(z(x̃) / T) with x̃ = x + ε sign(∇ₓ log softmax_y(z(x) / T))"
     cost = "2 forward passes, 1 backward pass"
 
+    allowed = {"temperature": "(0, inf)", "eps": "[0, 1]"}
+
     def __init__(self, temperature: float = 1000.0, eps: float = 0.0014) -> None:
         super().__init__()
         self.temperature = temperature

@@ -44,6 +44,8 @@ class ODINMahalanobisDetector(LiveDetector):
     whitener: Float[Tensor, "D R"]
     means: Float[Tensor, "K R"]
 
+    allowed = {"eps": "[0, 1]", "ridge": "[0, inf)", "absent": ("error", "skip")}
+
     def __init__(self, eps: float = 0.0014, ridge: float = 0.0, absent: str = "error") -> None:
         super().__init__()
         self.eps = eps

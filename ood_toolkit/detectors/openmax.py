@@ -65,6 +65,8 @@ class OpenMaxDetector(Detector):
     shapes: Float[Tensor, " C"]
     scales: Float[Tensor, " C"]
 
+    allowed = {"tail": "[1, inf)", "alpha": "[1, inf)", "absent": ("error", "skip")}
+
     def __init__(self, tail: int = 20, alpha: int = 10, absent: str = "error") -> None:
         super().__init__()
         self.tail = tail

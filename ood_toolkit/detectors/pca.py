@@ -59,6 +59,8 @@ class PCADetector(Detector):
     centre: Float[Tensor, " M"]
     axes: Float[Tensor, "M q"]
 
+    allowed = {"dim": "[1, inf)", "variance": "(0, 1]"}
+
     def __init__(self, dim: int | None = None, variance: float = 0.9, relative: bool = True) -> None:
         super().__init__()
         self.dim = dim
@@ -102,6 +104,8 @@ class CoPDetector(Detector):
     centre: Float[Tensor, " M"]
     axes: Float[Tensor, "M q"]
 
+    allowed = {"variance": "(0, 1]"}
+
     def __init__(self, variance: float = 0.99) -> None:
         super().__init__()
         self.variance = variance
@@ -144,6 +148,8 @@ class CoRPDetector(CoPDetector):
 
     frequencies: Float[Tensor, "D M"]
     phases: Float[Tensor, " M"]
+
+    allowed = {"gamma": "(0, inf)", "width": "[1, inf)"}
 
     def __init__(self, variance: float = 0.5, gamma: float = 3.0, width: int | None = None, seed: int = 0) -> None:
         super().__init__(variance)

@@ -57,6 +57,8 @@ class RankFeatDetector(Detector):
     weight: Float[Tensor, "C D"]
     bias: Float[Tensor, " C"]
 
+    allowed = {"temperature": "(0, inf)"}
+
     def __init__(self, block: str = "both", temperature: float = 1.0) -> None:
         super().__init__()
         if block not in BLOCKS:

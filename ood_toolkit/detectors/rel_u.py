@@ -42,6 +42,8 @@ class RelUDetector(Detector):
     cost = "O(C²)"
     distances: Float[Tensor, "C C"]
 
+    allowed = {"trade_off": "[0, 1]", "temperature": "(0, inf)"}
+
     def __init__(self, trade_off: float = 0.5, temperature: float = 1.0) -> None:
         super().__init__()
         self.trade_off = trade_off

@@ -48,6 +48,8 @@ class RelationDetector(Detector):
 
     sweep = {"power": (1.0, 2.0, 4.0, 6.0, 8.0)}
 
+    allowed = {"power": "(0, inf)", "threshold": "(-inf, inf)", "alpha": "(0, 1]"}
+
     def __init__(self, power: float = 1.0, threshold: float = 0.03, alpha: float = 1.0, seed: int = 0) -> None:
         super().__init__()
         if not 0 < alpha <= 1:

@@ -68,6 +68,17 @@ class SEMDetector(Detector):
 
     sweep = {"weight": (1.0, 0.1, 0.01, 1e-4, 1e-6)}
 
+    allowed = {
+        "weight": "[0, inf)",
+        "components": "[1, inf)",
+        "style_components": "[1, inf)",
+        "dim": "[1, inf)",
+        "style_dim": "[1, inf)",
+        "ridge": "[0, inf)",
+        "tolerance": "[0, inf)",
+        "iterations": "[1, inf)",
+    }
+
     def __init__(
         self,
         weight: float = 1.0,
@@ -85,11 +96,6 @@ class SEMDetector(Detector):
         super().__init__()
         if spread not in SPREADS:
             raise ValueError(f"spread must be 'variance' or 'std', got {spread!r}")
-        if min(components, style_components, dim, style_dim, iterations) < 1 or weight < 0:
-            raise ValueError(
-                f"components, dimensions and iterations are at least 1 and weight at least 0, got {components}, "
-                f"{style_components}, {dim}, {style_dim}, {iterations} and {weight}"
-            )
         self.weight = weight
         self.components = components
         self.style_components = style_components

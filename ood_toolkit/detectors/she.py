@@ -40,6 +40,8 @@ class SHEDetector(Detector):
     cost = "O(C + D)"
     patterns: Float[Tensor, "C D"]
 
+    allowed = {"absent": ("error", "mean")}
+
     def __init__(self, metric: str = "inner_product", absent: str = "mean") -> None:
         super().__init__()
         if metric not in METRICS:

@@ -79,6 +79,8 @@ class SIRCDetector(Detector):
     centre: Float[Tensor, " D"]
     complement: Float[Tensor, "D R"]
 
+    allowed = {"dim": "[1, inf)"}
+
     def __init__(self, primary: str = "msp", secondary: str = "l1", dim: int | None = None) -> None:
         super().__init__()
         if primary not in PRIMARIES or secondary not in SECONDARIES:

@@ -39,6 +39,8 @@ class SSDDetector(Detector):
     centres: Float[Tensor, "M D"]
     whiteners: Float[Tensor, "M D D"]
 
+    allowed = {"clusters": "[1, inf)", "sweeps": "[1, inf)"}
+
     def __init__(self, clusters: int = 1, sweeps: int = 20, seed: int = 0) -> None:
         super().__init__()
         self.clusters = clusters

@@ -103,6 +103,8 @@ class TempScaleDetector(Detector):
     cost = "O(C)"
     fitted_temperature: Float[Tensor, ""]
 
+    allowed = {"temperature": "(0, inf)"}
+
     def __init__(self, temperature: float | None = None) -> None:
         super().__init__()
         self.temperature = temperature

@@ -238,6 +238,8 @@ class TTADetector(_Chosen):
     reads = frozenset({_VIEWS})
     cost = "O(MC), after a tap that costs M − 1 passes of the model"
 
+    allowed = {"shift": "[0, 0.5]", "crop": "(0, 1]"}
+
     def __init__(
         self, flip: bool = True, shift: float = 0.04, crop: float = 0.9, statistic: str = "predictive_entropy"
     ) -> None:

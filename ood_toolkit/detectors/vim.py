@@ -89,6 +89,8 @@ class ResidualDetector(Detector):
 
     sweep = {"dim": (256, 512, 1000)}
 
+    allowed = {"dim": "[1, inf)", "cutoff": "[0, inf)"}
+
     def __init__(self, dim: int | None = None, cutoff: float | None = None) -> None:
         super().__init__()
         self.dim = dim
@@ -133,13 +135,16 @@ class ViMDetector(ResidualDetector):
 
     alpha: Float[Tensor, ""]
 
+    allowed = {"dim": "[1, inf)", "cutoff": "[0, inf)"}
+
     def fit(self, train: Outputs) -> Self:
         """Two sweeps over all rows, labelled or not: the subspace, then α."""
         super().fit(train)
         largest = lengths = torch.zeros((), dtype=torch.float64, device=self.centre.device)
+        centre, complement = self.centre.to(train.head.weight), self.complement.to(train.head.weight)
         for batch in blocks(train):
             largest = largest + batch.logits.amax(dim=1).double().sum()
-            lengths = lengths + residual(batch.features, self.centre, self.complement).double().sum()
+            lengths = lengths + residual(batch.features, centre, complement).double().sum()
         self.alpha = largest / lengths
         return self
 

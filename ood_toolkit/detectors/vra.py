@@ -45,6 +45,8 @@ class VRADetector(Rectifier):
 
     sweep = {"low_percentile": (1.0, 5.0, 10.0, 15.0, 60.0), "high_percentile": (85.0, 90.0, 95.0, 99.0)}
 
+    allowed = {"amplify": "[0, inf)"}
+
     def __init__(
         self,
         low_percentile: float = 60.0,

@@ -48,6 +48,8 @@ class WDiscOODDetector(Detector):
     residual: Float[Tensor, "D r"]
     means: Float[Tensor, "K q"]
 
+    allowed = {"discriminants": "[1, inf)", "weight": "[0, inf)", "ridge": "[0, inf)", "absent": ("error", "skip")}
+
     def __init__(
         self,
         discriminants: int | None = None,

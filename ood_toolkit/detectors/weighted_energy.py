@@ -35,6 +35,8 @@ class WeightedEnergyDetector(Detector):
     needs_offset = True
     cost = "O(C)"
 
+    allowed = {"weights": "(-inf, inf)"}
+
     def __init__(self, weights: tuple[float, ...] | None = None) -> None:
         super().__init__()
         if weights is not None and max(weights) <= 0:

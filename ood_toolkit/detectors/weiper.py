@@ -100,6 +100,17 @@ class WeiPerDetector(Detector):
     density: Float[Tensor, " bins"]
     density_perturbed: Float[Tensor, " bins"]
 
+    allowed = {
+        "repeats": "[1, inf)",
+        "distance": "[0, inf)",
+        "bins": "[1, inf)",
+        "smoothing": "[1, inf)",
+        "smoothing_perturbed": "[1, inf)",
+        "lambda_1": "[0, inf)",
+        "lambda_2": "[0, inf)",
+        "rows": "[1, inf)",
+    }
+
     def __init__(
         self,
         repeats: int = 100,
