@@ -32,10 +32,16 @@ AWKWARD = {
 LEVELS = (0.0, 0.001, 0.1, 1 / 3, 0.5, 0.9, 0.95, 0.999, 1.0)
 
 
+SORTED_AT_ONCE = {"all": 1 << 24, "groups of columns; of all numbers, a sample's span": 2048, "none": 0}
+"""How many numbers may be sorted at once decides how a quantile is found."""
+
+
+@pytest.mark.parametrize("sorted_at_once", SORTED_AT_ONCE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", AWKWARD)
-def test_a_streamed_quantile_is_numpys_over_all_numbers_and_per_column(case, dtype, monkeypatch):
+def test_a_streamed_quantile_is_numpys_over_all_numbers_and_per_column(case, dtype, sorted_at_once, monkeypatch):
     monkeypatch.setattr("ood_toolkit.outputs._BATCH_NUMBERS", 64 * 12)  # many batches
+    monkeypatch.setattr(quantiles, "_SORTED_NUMBERS", SORTED_AT_ONCE[sorted_at_once])
     values = AWKWARD[case]().to(dtype)
     data = outputs(values)
     exact, rounding = values.double().numpy(), 1e-7 if dtype == torch.float32 else 1e-15
@@ -48,6 +54,7 @@ def test_a_streamed_quantile_is_numpys_over_all_numbers_and_per_column(case, dty
 @pytest.mark.parametrize("bins", [1 << 7, 1 << 13])
 def test_the_number_of_bins_does_not_move_a_quantile(bins, monkeypatch):
     monkeypatch.setattr(quantiles, "_HISTOGRAM_BINS", bins)
+    monkeypatch.setattr(quantiles, "_SORTED_NUMBERS", 0)
     values = random(303, 5, dtype=torch.float32)
     expected = torch.from_numpy(np.quantile(values.double().numpy(), 0.37, axis=0)).float()
     torch.testing.assert_close(quantiles.quantile(outputs(values), 0.37, per_column=True), expected, rtol=1e-7, atol=0)
@@ -77,3 +84,33 @@ def test_infinite_values_stay_in_order():
     values = torch.tensor([[-torch.inf, 1.0, torch.inf, 2.0, 3.0]]).T
     assert quantiles.quantile(Outputs.from_logits(values), 0.5) == 2.0
     assert quantiles.quantile(Outputs.from_logits(values), 1.0) == torch.inf
+
+
+def test_a_sample_that_misleads_is_found_out_and_the_quantile_is_right_all_the_same(monkeypatch):
+    monkeypatch.setattr(quantiles, "_SORTED_NUMBERS", 4096)
+    answers, honest = [], quantiles._by_sample
+
+    def misled(sweep, levels, numbers):
+        def first_table_twice():
+            table = next(sweep())
+            yield from (table, table)
+
+        sweeps = iter([first_table_twice, sweep])  # the sample is drawn from elsewhere than from what is counted
+        answers.append(honest(lambda: next(sweeps)(), levels, numbers))
+        return answers[-1]
+
+    monkeypatch.setattr(quantiles, "_by_sample", misled)
+    monkeypatch.setattr("ood_toolkit.outputs._BATCH_NUMBERS", 64 * 12)
+    values = torch.arange(7000, dtype=torch.float64).view(1000, 7)
+    assert float(quantiles.quantile(outputs(values), 0.75)) == np.quantile(values.numpy(), 0.75)
+    assert answers == [None]
+
+
+def test_a_sample_leaves_few_numbers_to_sort(monkeypatch):
+    monkeypatch.setattr(quantiles, "_SORTED_NUMBERS", 1 << 18)
+    monkeypatch.setattr(quantiles, "_SAMPLED_NUMBERS", 1 << 12)
+    monkeypatch.setattr(quantiles, "_by_digits", None)
+    values = random(100_000, 3, dtype=torch.float32)
+    expected = np.quantile(values.double().numpy(), [0.2, 0.95])
+    got = quantiles.quantile(outputs(values), [0.2, 0.95])
+    torch.testing.assert_close(got, torch.from_numpy(expected).float(), rtol=1e-7, atol=0)
