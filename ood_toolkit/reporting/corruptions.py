@@ -152,7 +152,7 @@ def _by_severity(model: str, errors: _Errors, own: bool, found: Sequence[Views],
             last.append((errors.relative(name), relative))
             cells.append((*severities, *(notes.cell(value, why, options) for value, why in last)))
     mean, ce, relative = errors.means()
-    headers += [Header(label="without", group="Means"), Header(label="of the fifteen", group="Means")]
+    headers += [Header(label="clean", group="Means"), Header(label="of the fifteen", group="Means")]
     blank = tuple(Cell(text="") for _ in SEVERITIES)
     clean = notes.cell(_agreed(errors.clean), "clean" if not errors.clean else "differ", options)
     cells.append((*blank, clean, Cell(text=""), Cell(text="")))
@@ -193,7 +193,7 @@ def _over_models(models: Mapping[str, _Errors], own: bool, found: Sequence[Views
         stub="Model",
         rows=tuple(Header(label=model) for model in models),
         columns=(
-            Header(label="without", group="Error", arrow="↓"),
+            Header(label="clean", group="Error", arrow="↓"),
             Header(label="mean", group="Error", arrow="↓"),
             Header(label="mCE", group="Means of the fifteen", arrow="↓"),
             Header(label="relative mCE", group="Means of the fifteen", arrow="↓"),

@@ -58,7 +58,7 @@ def test_runs_over_groups_make_one_table_whose_means_are_those_of_the_paper():
         assert rows[name] == [f"{value:.6f}" for value in (*own, errors[-1], ces[-1], relatives[-1])]
     means = [sum(values) / 15 for values in (errors, ces, relatives)]
     assert rows["of the fifteen"] == [*[""] * 5, *(f"{mean:.6f}" for mean in means)]
-    assert rows["without"][5] == "0.190000"
+    assert rows["clean"][5] == "0.190000"
     assert len(rows) == 19 + 2  # the four extra ones have rows, and no part in the means
     assert {header.group for header in table.rows} >= {"extra, in no mean", "weather"}
     assert not table.notes
@@ -108,7 +108,7 @@ def test_ones_own_corruptions_stand_apart_and_say_that_they_compare_with_nothing
 def test_several_models_have_the_papers_table_with_a_row_each():
     runs = [views_of(AVERAGED), views_of(AVERAGED, "m2"), views_of(("fog",), "ensemble[m1, m2] by mean_probability")]
     *_, over = corruption_tables(runs)
-    assert [column.label for column in over.columns] == ["without", "mean", "mCE", "relative mCE", *AVERAGED]
+    assert [column.label for column in over.columns] == ["clean", "mean", "mCE", "relative mCE", *AVERAGED]
     rows = rows_of(over)
     expected = sum(
         sum(1 - accuracy(name, s, "m2") for s in range(1, 6)) / sum(ALEXNET_ERRORS[name]) for name in AVERAGED
