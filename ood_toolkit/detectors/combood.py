@@ -81,6 +81,7 @@ class CombOODDetector(Detector):
     whitener: Float[Tensor, "E E"]
 
     sweep = {"k": (10, 50, 100, 200)}
+    allowed = {"k": "[1, inf)", "weight": "[0, inf)", "ridge": "[0, inf)"}
 
     def __init__(
         self, k: int = 50, weight: float | None = None, ridge: float = 1.0, layers: tuple[str, ...] | None = None

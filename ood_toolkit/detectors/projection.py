@@ -10,7 +10,6 @@ from torch.nn.functional import linear
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.layers import split_layers, tap_spec
-from ood_toolkit.detectors.rectifier import checked_percentile
 from ood_toolkit.detectors.softmax import class_means
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.quantiles import quantile
@@ -68,10 +67,10 @@ class ProjectionDetector(Detector):
     largest: Float[Tensor, " L"]
     mean: Float[Tensor, " L"]
 
+    allowed = {"tokens": ("first", "max"), "absent": ("error", "skip")}
+
     def __init__(self, layers: tuple[str, ...] | None = None, tokens: str = "first", absent: str = "error") -> None:
         super().__init__()
-        if tokens not in ("first", "max"):
-            raise ValueError(f"tokens must be 'first' or 'max', got {tokens!r}")
         self.layers = layers
         self.tokens = tokens
         self.absent = absent
@@ -156,6 +155,8 @@ class ReActProjectionDetector(ProjectionDetector):
     weight: Float[Tensor, "C D"]
     bias: Float[Tensor, " C"]
 
+    allowed = {"percentile": "[0, 100)", "threshold": "(-inf, inf)"}
+
     def __init__(
         self,
         layers: tuple[str, ...] | None = None,
@@ -165,7 +166,7 @@ class ReActProjectionDetector(ProjectionDetector):
         absent: str = "error",
     ) -> None:
         super().__init__(layers, tokens, absent)
-        self.percentile = checked_percentile(percentile)
+        self.percentile = percentile
         self.threshold = threshold
 
     def fit(self, train: Outputs) -> Self:

@@ -15,8 +15,6 @@ from ood_toolkit.outputs import Outputs
 from ood_toolkit.scratch import room_for
 from ood_toolkit.stats import blocks, moments, one_group, principal_axes
 
-SPREADS = ("variance", "std")
-
 
 class SEMDetector(Detector):
     """Flags images whose content is unlikely, but not those whose style alone is: full-spectrum OOD detection.
@@ -77,6 +75,7 @@ class SEMDetector(Detector):
         "ridge": "[0, inf)",
         "tolerance": "[0, inf)",
         "iterations": "[1, inf)",
+        "spread": ("variance", "std"),
     }
 
     def __init__(
@@ -94,8 +93,6 @@ class SEMDetector(Detector):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if spread not in SPREADS:
-            raise ValueError(f"spread must be 'variance' or 'std', got {spread!r}")
         self.weight = weight
         self.components = components
         self.style_components = style_components
