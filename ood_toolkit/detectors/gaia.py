@@ -38,7 +38,7 @@ class GAIAZDetector(Detector):
     family = "layers"
     equation = "mean_k ρ_k² with ρ_k the share of positions with ∂ max_c z_c / ∂A_k ≠ 0"
     reads = frozenset({"taps"})
-    cost = "O(L), after a tap that costs a pass of the model, and a backward pass to the first of L layers"
+    cost = "O(L) over layers, after a tap that costs a pass and part of a backward pass"
 
     def __init__(self, layers: tuple[str, ...] | None = None) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class GAIAADetector(Detector):
     equation = "mean_k s_k² / mean_d |Wᵀ (1 − C p)|_d with s_k the mean of ∂ Σ_d f_d / ∂A_k over positions"
     needs = "head"
     reads = frozenset({"logits", "taps"})
-    cost = "O(CD + L), after a tap that costs a pass of the model, and a backward pass to the first of L layers"
+    cost = "O(CD), after a tap that costs a pass and part of a backward pass"
 
     weight: Float[Tensor, "C D"]
 
