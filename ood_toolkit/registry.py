@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -98,9 +98,7 @@ def _build(spec: str, what: str, known: dict[str, type[Any]], bases: tuple[type[
         return known[adapter].variant(variant, arguments)
     kind = _imported(name, what, bases) if ":" in name else known.get(name.replace("-", "_"))
     if kind is None:
-        close = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
-        hint = f" did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no {what} is named {name!r};{hint} Known: {', '.join(known)}")
+        raise ValueError(no_such(what, name, known))
     if known.get(kind.name, kind) is not kind:
         raise ValueError(f"{name!r} calls itself {kind.name!r}, which is a registered {what}; give it another `name`")
     unknown = sorted(set(arguments) - set(inspect.signature(kind.__init__).parameters))
@@ -115,6 +113,13 @@ def _build(spec: str, what: str, known: dict[str, type[Any]], bases: tuple[type[
             f"{spec}: {kind.__name__}.__init__ has not called super().__init__(); make that its first line"
         )
     return built
+
+
+def no_such(what: str, name: str, known: Collection[str]) -> str:
+    """That nothing has this name, with the nearest one, and all there are."""
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
+    hint = f" did you mean {close[0]!r}?" if close else ""
+    return f"no {what} is named {name!r};{hint} Known: {', '.join(known)}"
 
 
 def _imported(name: str, what: str, bases: tuple[type[Any], ...]) -> type[Any]:

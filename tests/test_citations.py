@@ -32,3 +32,23 @@ def test_a_method_of_another_package_is_cited_by_the_package():
 def test_an_unknown_method_is_refused():
     with pytest.raises(ValueError, match="no method is named 'enrgy'"):
         bibtex(["enrgy"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("temperature+msp", ["temperature", "msp"]),
+        ("tuned+knn(k=5)", ["knn"]),
+        ("react+gen", ["react", "gen"]),
+        ("tuned+react+gen", ["react", "gen"]),
+        ("netcal:BBQ+entropy", ["netcal", "entropy"]),
+    ],
+)
+def test_a_composition_cites_all_its_parts(spec, parts):
+    assert bibtex([spec]) == bibtex(parts)
+
+
+@pytest.mark.parametrize(("name", "near"), [("mahalanobs", "mahalanobis"), ("temprature+msp", "temperature")])
+def test_an_unknown_name_gets_the_nearest_one(name, near):
+    with pytest.raises(ValueError, match=f"did you mean '{near}'"):
+        bibtex([name])
