@@ -44,7 +44,7 @@ class KLMatchingDetector(Detector):
     def fit(self, train: Outputs) -> Self:
         """Learns the mean softmax of each predicted class; labels are not used. Returns itself."""
         means, counts = class_means(
-            train, lambda batch: log_probabilities(batch.logits.double()).exp(), lambda batch: batch.predictions
+            train, lambda batch: batch.logits.double().softmax(dim=1), lambda batch: batch.predictions
         )
         if not counts.any():
             raise ValueError("KL matching needs training rows, but there are none")
