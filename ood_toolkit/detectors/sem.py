@@ -27,7 +27,7 @@ class SEMDetector(Detector):
     Args:
         weight: w ≥ 0 of the style's log-density. 1 is the ratio; the authors' configurations for CIFAR-10 have 1e-4
             and 1e-6, with which the features all but decide alone.
-        components: Gaussians over the features; the authors take 10 for sets of 3 to 10 classes.
+        components: Gaussians over the features; 10 in the authors' configurations.
         style_components: Gaussians over the statistics; 3 in the authors' code.
         dim: principal components of the features that are kept; all where there are fewer. The authors' configurations
             have 10 or 50.
