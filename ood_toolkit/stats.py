@@ -206,10 +206,25 @@ def whitening(covariance: Float[Tensor, "D D"], ridge: float = 0.0) -> Float[Ten
     Directions without variance (below D · ε₆₄ · the largest eigenvalue, the cut-off of `numpy.linalg.matrix_rank`)
     are left out: the pseudo-inverse.
     """
-    values, vectors = torch.linalg.eigh(covariance.double())
+    covariance = covariance.double()
+    root = _triangular_root(covariance + ridge * torch.eye(len(covariance)).to(covariance))
+    if root is not None:
+        return root
+    values, vectors = torch.linalg.eigh(covariance)
     values = values + ridge
     keep = values > len(values) * torch.finfo(torch.float64).eps * values[-1].clamp_min(1e-300)
     return vectors[:, keep] * values[keep].rsqrt()
+
+
+def _triangular_root(matrix: Float[Tensor, "D D"]) -> Float[Tensor, "D D"] | None:
+    """V with V Vᵀ = the inverse, in a tenth of the time of eigenvectors; None unless it is far from singular."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if failed:
+        return None
+    root = torch.linalg.solve_triangular(factor.mT, torch.eye(len(matrix)).to(matrix), upper=True)
+    # an upper bound for the largest eigenvalue over the smallest
+    condition = float(matrix.trace() * root.square().sum())
+    return root if condition * len(matrix) * torch.finfo(torch.float64).eps < 1e-2 else None
 
 
 def principal_axes(covariance: Float[Tensor, "D D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:

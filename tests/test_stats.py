@@ -125,6 +125,17 @@ def test_whitening_is_a_root_of_the_pseudo_inverse():
     torch.testing.assert_close(root @ root.T, torch.linalg.inv(covariance + 0.1 * torch.eye(6, dtype=torch.float64)))
 
 
+@pytest.mark.parametrize("smallest", [1.0, 1e-6, 1e-9, 1e-11, 1e-12])
+def test_whitening_keeps_every_direction_that_has_variance_however_it_finds_it(smallest):
+    axes = torch.linalg.qr(random(40, 40)).Q
+    variances = torch.logspace(0, math.log10(smallest), 40, dtype=torch.float64)
+    root = stats.whitening((axes * variances) @ axes.T)
+    assert root.shape == (40, 40)
+    # in units of each direction's deviation; what is off is the rounding of the covariance itself
+    unit = (axes * variances.sqrt()).T @ root
+    assert (unit @ unit.T - torch.eye(40, dtype=torch.float64)).abs().max() < 1e-13 / smallest
+
+
 def test_components_hold_at_least_the_share_asked_for():
     variances = torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64)
     assert [stats.components_for(variances, share) for share in (0.1, 0.4, 0.41, 0.7, 0.9, 1.0)] == [1, 1, 2, 2, 3, 4]

@@ -88,8 +88,8 @@ def _maximised(
     counts = counts + 10 * torch.finfo(counts.dtype).eps  # a Gaussian may have lost all rows
     means = sums / counts.unsqueeze(1)
     whitener = whitening((scatter - (counts * means.T) @ means) / counts.sum(), ridge)
-    # VᵀV is diagonal, 1 / λ
-    log_norm = 0.5 * (whitener.square().sum(dim=0).log().sum() - whitener.shape[1] * math.log(2 * math.pi))
+    # ½ log det of the precision V Vᵀ
+    log_norm = torch.linalg.svdvals(whitener).log().sum() - 0.5 * whitener.shape[1] * math.log(2 * math.pi)
     return TiedMixture(whitener, means @ whitener, (counts / counts.sum()).log() + log_norm)
 
 
