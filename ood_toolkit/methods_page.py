@@ -70,7 +70,7 @@ LEFT_OUT = (
     ("Laplace, ABNN", "fit a posterior over weights; logits of networks drawn from it can fill `member_logits`"),
     ("DEUP", "trains a second network to predict the error of the first"),
     (
-        "ConfidNet, DeVries, Deep Gamblers, CIDER, NPOS, GODIN, MOS, RTS, T2FNorm, ReweightOOD, RotPred, VOS's "
+        "ConfidNet, DeVries, Deep Gamblers, MCD, CIDER, NPOS, GODIN, MOS, RTS, T2FNorm, ReweightOOD, RotPred, VOS's "
         "training",
         "change the training; a network so trained that ends in a linear head is scored like any other",
     ),

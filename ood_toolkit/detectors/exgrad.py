@@ -5,11 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ood_toolkit.detectors.base import Detector
-from ood_toolkit.detectors.gradnorm import checked_gradient
+from ood_toolkit.detectors.gradnorm import GRADIENTS
 from ood_toolkit.detectors.softmax import relative_terms
 from ood_toolkit.outputs import Outputs
-
-ORDERS = (1, 2)
 
 
 def expected_distance(logits: Float[Tensor, "N C"], order: int = 1) -> Float[Tensor, " N"]:
@@ -59,15 +57,13 @@ class ExGradDetector(Detector):
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 
-    allowed = {"temperature": "(0, inf)"}
+    allowed = {"temperature": "(0, inf)", "norm": (1, 2), "gradient_of": GRADIENTS}
 
     def __init__(self, temperature: float = 1.0, norm: int = 1, gradient_of: str = "weight") -> None:
         super().__init__()
-        if norm not in ORDERS:
-            raise ValueError(f"norm must be 1 or 2, got {norm!r}")
         self.temperature = temperature
         self.norm = norm
-        self.gradient_of = checked_gradient(gradient_of)
+        self.gradient_of = gradient_of
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) expected gradient norms ≥ 0; higher = more out-of-distribution."""

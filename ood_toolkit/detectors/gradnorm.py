@@ -7,13 +7,7 @@ from ood_toolkit.detectors.base import Detector
 from ood_toolkit.outputs import Outputs
 
 GRADIENTS = ("weight", "weight+bias")
-
-
-def checked_gradient(gradient_of: str) -> str:
-    """The value itself, or an error if it names no part of the head."""
-    if gradient_of not in GRADIENTS:
-        raise ValueError(f"gradient_of must be one of {', '.join(GRADIENTS)}, got {gradient_of!r}")
-    return gradient_of
+"""Of what a gradient can be taken: the head's weight, or all of its parameters."""
 
 
 class GradNormDetector(Detector):
@@ -41,12 +35,12 @@ class GradNormDetector(Detector):
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 
-    allowed = {"temperature": "(0, inf)"}
+    allowed = {"temperature": "(0, inf)", "gradient_of": GRADIENTS}
 
     def __init__(self, temperature: float = 1.0, gradient_of: str = "weight") -> None:
         super().__init__()
         self.temperature = temperature
-        self.gradient_of = checked_gradient(gradient_of)
+        self.gradient_of = gradient_of
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) negative gradient norms; higher = more out-of-distribution."""
@@ -76,9 +70,11 @@ class GradUncertaintyDetector(Detector):
     reads = frozenset({"logits", "features"})
     cost = "O(C + D)"
 
+    allowed = {"gradient_of": GRADIENTS}
+
     def __init__(self, gradient_of: str = "weight+bias") -> None:
         super().__init__()
-        self.gradient_of = checked_gradient(gradient_of)
+        self.gradient_of = gradient_of
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) negative squared gradient norms; higher = more out-of-distribution."""

@@ -34,8 +34,8 @@ class IODINDetector(LiveDetector):
     """
 
     name = "i_odin"
-    paper = "Regmi, Going Beyond Conventional OOD Detection, 2024, arXiv:2411.10794"
-    cite = "regmi2024going"
+    paper = "Regmi, Image-based Outlier Synthesis With Training Data, CVPR 2026, arXiv:2411.10794"
+    cite = "regmi2026image"
     equation = (
         "1 − max_c softmax_c(z(x̃) / T) with x̃ = x + ε sign(g_k) e_k, k = argmax |g|, g = ∇ₓ log softmax_y(z(x) / T)"
     )
@@ -45,8 +45,6 @@ class IODINDetector(LiveDetector):
 
     def __init__(self, temperature: float = 1000.0, eps: float = 0.0014, numbers: int = 1) -> None:
         super().__init__()
-        if numbers < 1:
-            raise ValueError(f"numbers must be at least 1, got {numbers}")
         self.temperature = temperature
         self.eps = eps
         self.numbers = numbers

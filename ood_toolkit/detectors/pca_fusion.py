@@ -9,12 +9,9 @@ from torch.nn.functional import linear
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.pca import reconstruction_error
-from ood_toolkit.detectors.rectifier import checked_percentile
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.quantiles import quantile
 from ood_toolkit.stats import moments, one_group, principal_axes
-
-_RESIDUALS = ("clipped", "raw")
 
 
 class PCAFusionDetector(Detector):
@@ -50,6 +47,12 @@ class PCAFusionDetector(Detector):
     centre: Float[Tensor, " D"]
     axes: Float[Tensor, "D q"]
 
+    allowed = {
+        "dim": "[1, inf)",
+        "percentile": "[0, 100)",
+        "clip": "(-inf, inf)",
+        "residual_of": ("clipped", "raw"),
+    }
     sweep = {"percentile": (85.0, 90.0, 92.0, 95.0, 99.0)}
 
     def __init__(
@@ -60,10 +63,8 @@ class PCAFusionDetector(Detector):
         residual_of: str = "clipped",
     ) -> None:
         super().__init__()
-        if residual_of not in _RESIDUALS:
-            raise ValueError(f"residual_of must be one of {', '.join(_RESIDUALS)}, got {residual_of!r}")
         self.dim = dim
-        self.percentile = None if percentile is None else checked_percentile(percentile)
+        self.percentile = percentile
         self.clip = clip
         self.residual_of = residual_of
 

@@ -60,7 +60,7 @@ def test_a_softmax_near_1_keeps_its_relative_precision(order):
 def test_an_unknown_norm_or_part_is_refused():
     with pytest.raises(ValueError, match="norm must be 1 or 2, got 3"):
         ExGradDetector(norm=3)
-    with pytest.raises(ValueError, match="gradient_of must be one of weight, weight\\+bias, got 'bias'"):
+    with pytest.raises(ValueError, match=r"gradient_of must be 'weight' or 'weight\+bias', got 'bias'"):
         ExGradDetector(gradient_of="bias")
 
 

@@ -57,7 +57,7 @@ def test_it_keeps_an_eighth_of_the_axes_unless_told(golden):
 def test_impossible_parameters_are_refused(outputs_like):
     with pytest.raises(ValueError, match="dim must lie between 1 and 8, got 9"):
         PCAFusionDetector(dim=9).fit(outputs_like(20))
-    with pytest.raises(ValueError, match="residual_of must be one of clipped, raw, got 'both'"):
+    with pytest.raises(ValueError, match="residual_of must be 'clipped' or 'raw', got 'both'"):
         PCAFusionDetector(residual_of="both")
     with pytest.raises(ValueError, match=r"percentile must lie in \[0, 100\)"):
         PCAFusionDetector(percentile=100)
