@@ -1,5 +1,6 @@
 """`ood_toolkit.evaluate(model, …)`: a run from a notebook, with results that show themselves."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -166,6 +167,8 @@ def evaluate(
     except ValueError as error:
         raise ValueError(in_python(str(error))) from error
     folder.finish({})
+    for spec, reason in folder.facts["failed"].items():
+        warnings.warn(f"{spec} has no numbers: {in_python(reason)}", stacklevel=2)
     return Results(folder.path, tuple(folder.records))
 
 

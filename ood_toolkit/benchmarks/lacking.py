@@ -112,9 +112,13 @@ class LeftOut:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said: set[str] = set()
+        self.failed: dict[str, str] = {}
+        """Why methods that the user named have no numbers, by spec."""
 
-    def __call__(self, spec: str, reason: str) -> str:
+    def __call__(self, spec: str, reason: str, *, named: bool = False) -> str:
         """The reason again."""
+        if named:
+            self.failed.setdefault(spec, reason)
         line = f"{spec} left out: {reason}"
         if line not in self._said:
             self._say(line)

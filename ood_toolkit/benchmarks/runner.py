@@ -89,8 +89,10 @@ class Runner:
     def run(self) -> None:
         """Scores every model, then their ensembles.
 
+        Methods that the user named and that cannot learn from the data are the folder's facts under "failed".
+
         Raises:
-            ValueError: a method that the user named cannot be run; what was computed before it is kept.
+            ValueError: such a method, where the labels alone tell it: before the first image.
         """
         members = []
         opinion: Parts = {}
@@ -118,6 +120,7 @@ class Runner:
                     views = [_masked(parts, mask) for parts in members]
                     self._ensemble(pool, views, mask, with_detectors=number == 0)
                 self._keep_pooled(pool, members)
+        self.folder.facts["failed"] = dict(self._left_out.failed)
         self.folder.save_scores()
 
     def _see(self, model: LoadedClassifier) -> tuple[Parts, dict[str, Scores | str]]:
@@ -207,7 +210,7 @@ class Runner:
         try:
             calibrator.fit(train.logits, train.labels)
         except ValueError as error:
-            return self._left_out(calibrator.spec, str(error))
+            return self._left_out(calibrator.spec, str(error), named=calibrator.spec in self.settings.named)
         return ""
 
     def _detect(
@@ -347,10 +350,8 @@ class Runner:
         return self._lacking.get((detector.spec, mask.description if mask else ""), "")
 
     def _refuse(self, method: Method, reason: str) -> str:
-        """An error where the user asked for this detector by name; a row without numbers where it came with "all"."""
-        if method.chosen:
-            raise ValueError(f"{method.spec}: {reason}")
-        return self._left_out(method.spec, reason)
+        """The reason: a row without numbers, and a failure of the run where the user asked for the detector by name."""
+        return self._left_out(method.spec, reason, named=method.chosen)
 
     def _pool_passes(self, model: LoadedClassifier, parts: Parts, mask: ClassMask | None) -> None:
         """The ensemble of one model's own further passes: MC dropout, and test-time augmentation."""
@@ -382,7 +383,8 @@ class Runner:
                 parts = pooled(pool, self.suite, members, mask, self._rows[models[0].spec])
             except ValueError as error:
                 reason = no_part("calibration") if isinstance(error, NotFitted) else str(error)
-                self.recorder.calibrator(row, self._left_out(pool.spec, reason), members[0], mask)
+                problem = self._left_out(pool.spec, reason, named=pool.spec in self.settings.named)
+                self.recorder.calibrator(row, problem, members[0], mask)
                 return
             result: Scores | str = {n: outputs.logits for n, outputs in self._scored(parts).items()}
             self.recorder.calibrator(row, result, parts, mask)

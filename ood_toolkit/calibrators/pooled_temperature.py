@@ -48,7 +48,7 @@ class PooledTemperatureEnsemble(EnsemblePool):
             _, labels = checked(logits, labels)
         found = fit_shared_temperature(member_logits, labels, self.bounds)
         if found.at_bound and self.at_bound == "error":
-            raise ValueError(refusal(found))
+            raise ValueError(refusal(found, self.bounds))
         self.temperature = member_logits.new_tensor(found.temperature, dtype=torch.float64)
         self.nll_before = member_logits.new_tensor(found.nll_before, dtype=torch.float64)
         self.nll_after = member_logits.new_tensor(found.nll_after, dtype=torch.float64)

@@ -65,6 +65,10 @@ def fit_shared_temperature(
     u, before, evaluations = 0.0, loss, 1
     if slope == 0 and float((member_logits.amax(-1) - member_logits.amin(-1)).max()) == 0:
         return TemperatureFit(1.0, False, before, before, 1)
+    if not low <= u <= high:  # bounds on one side of T = 1
+        u = min(max(u, low), high)
+        loss, slope, curvature = _likelihood(member_logits, labels, u)
+        evaluations += 1
     stride = len(labels) // _SAMPLE
     if stride >= 4:  # a sample brings u within a few hundredths; one or two steps on all rows do the rest
         bracket[int(slope > 0)] = u
@@ -183,7 +187,7 @@ class TemperatureCalibrator(Calibrator):
         logits, labels = checked(logits, labels)
         found = fit_temperature(logits, labels, self.bounds)
         if found.at_bound and self.at_bound == "error":
-            raise ValueError(refusal(found))
+            raise ValueError(refusal(found, self.bounds))
         self.temperature = logits.new_tensor(found.temperature, dtype=torch.float64)
         self.nll_before = logits.new_tensor(found.nll_before, dtype=torch.float64)
         self.nll_after = logits.new_tensor(found.nll_after, dtype=torch.float64)
@@ -204,8 +208,14 @@ class TemperatureCalibrator(Calibrator):
         return (logits - logits.amax(dim=-1, keepdim=True)).div_(self.temperature.to(logits.dtype))
 
 
-def refusal(found: TemperatureFit) -> str:
+def refusal(found: TemperatureFit, bounds: tuple[float, float]) -> str:
     """Why a T on a bound is no answer, in words for the user."""
+    lower = abs(found.temperature - bounds[0]) < abs(found.temperature - bounds[1])
+    if lower == (found.temperature >= 1):
+        return (
+            f"the best temperature is {'below' if lower else 'above'} the bounds {bounds}: widen them, or set "
+            "at_bound='accept'"
+        )
     limit = (
         "0: (almost) every row is classified correctly, so bolder is always better; give more held-out rows"
         if found.temperature < 1

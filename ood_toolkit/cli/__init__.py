@@ -35,7 +35,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # pyright: ignore[
 def main() -> None:
     """The `ood-bench` command.
 
-    Wrong input ends with one line on stderr and exit code 2, a fault of code with 1, Ctrl-C with 130.
+    Wrong input ends with one line on stderr and exit code 2, a fault of code with 1, Ctrl-C with 130. A method that the
+    user named and that cannot learn from the data counts as wrong input; the run's other numbers are shown and kept.
     """
     if "" not in sys.path:
         sys.path.append("")  # my_pkg:MyDetector may lie in the current folder; installed packages come first

@@ -230,6 +230,9 @@ def bench(
         folder = launch(choices, say=lambda text: typer.echo(text, err=True), bars=progress_bars)
     if folder is not None:
         _show(folder, intervals=intervals, as_json=json_)
+        failed = [f"{spec} has no numbers: {reason}" for spec, reason in folder.facts["failed"].items()]
+        if failed:
+            raise ValueError("; ".join(failed))
 
 
 def _plan(choices: "Choices", *, as_json: bool) -> None:

@@ -239,7 +239,7 @@ def _listing(value: Any) -> str:
 def _environment(run: Run) -> str:
     facts = run.facts
     known = {"parts", "models", "detectors", "calibrators", "left_out", "unreadable", "stages", "command", "caption"}
-    known |= {"papers", "class_names", "masks", "tasks", "choices", "second_opinion", "zero_shot"}
+    known |= {"papers", "class_names", "masks", "tasks", "choices", "second_opinion", "zero_shot", "failed"}
     rows = [[escape(key), escape(_plain(value))] for key, value in facts.items() if key not in known]
     made = plain_table(("Fact", "Value"), rows, "Environment") if rows else ""
     stages = {key: float(value) for key, value in facts.get("stages", {}).items()}

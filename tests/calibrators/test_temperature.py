@@ -215,3 +215,19 @@ def test_rows_that_are_all_right_with_margin_reach_the_bound(rows: int, classes:
     assert fit.at_bound
     assert fit.temperature == pytest.approx(1e-3)
     assert fit.evaluations <= 20
+
+
+@pytest.mark.parametrize("bounds", [(1.5, 10.0), (0.01, 0.99), (1e-3, 1e3)])
+def test_bounds_on_one_side_of_1_find_the_same_temperature(bounds):
+    logits, labels = drawn(500, 5, temperature=2.0 if bounds[0] > 1 else 0.5)
+    free = fit_temperature(logits, labels).temperature
+    assert bounds[0] < free < bounds[1]
+    assert fit_temperature(logits, labels, bounds).temperature == pytest.approx(free, abs=1e-9)
+
+
+@pytest.mark.parametrize(("bounds", "side"), [((50.0, 60.0), "below"), ((0.01, 0.1), "above")])
+def test_bounds_beside_the_best_temperature_are_named(bounds, side):
+    with pytest.raises(
+        ValueError, match=rf"the best temperature is {side} the bounds \({bounds[0]}, {bounds[1]}\): widen"
+    ):
+        TemperatureCalibrator(bounds=bounds).fit(*drawn(500, 5, temperature=2.0))
