@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
 
 from ood_toolkit.models.stages import Stages, hooked
+from ood_toolkit.outputs import full_precision
 
 Reduce = Callable[[Float[Tensor, "N K H W"]], Float[Tensor, "N K"]]
 """What is kept of the gradient on one map: a number per channel."""
@@ -93,7 +94,7 @@ class GradientWatch:
         self._channels.append(output.shape[1])
 
         def keep(gradient: Tensor) -> None:
-            self._found[place] = self._reduce(gradient.detach())
+            self._found[place] = self._reduce(full_precision(gradient.detach()))
 
         # of the tensor as it is now: a layer that works in place later does not change what arrives here
         output.register_hook(keep)

@@ -140,6 +140,15 @@ def test_the_predicted_class_of_gaia_z_is_sought_under_the_mask():
     torch.testing.assert_close(Classifier(net, taps=(masked,))(images(8)).taps[masked], expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("tap", ["gradient_density", "gradient_means"])
+def test_gradients_of_a_half_precision_network_are_reduced_in_float32(tap):
+    half = Classifier(network().bfloat16(), taps=(tap,))(images().float()).taps[tap]
+    whole = Classifier(network().float(), taps=(tap,))(images().float()).taps[tap]
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, whole, rtol=0.2, atol=0)  # the network itself has 8 bits
+    assert not torch.equal(half, half.bfloat16().float())
+
+
 class FusedNet(nn.Module):
     """A batch norm that brings its own activation, as timm's do."""
 
