@@ -46,7 +46,7 @@ class ExGradDetector(Detector):
         gradient_of: "weight", or "weight+bias", which adds the bias's gradient.
 
     Differs from the paper in nothing that is known: it is written from the definition, an expected gradient norm at the
-    last layer; neither the paper's own code nor its choice of norm could be checked. As the paper shows, gradients are
+    last layer; neither the paper's own code nor its choice of norm could be checked. As the paper argues, gradients are
     not needed: it is a feature norm times the impurity of the softmax.
     """
 
