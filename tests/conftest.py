@@ -1,7 +1,9 @@
 """One seed, deterministic kernels, the same examples every time, no network; the golden values of other tools."""
 
 import json
+import os
 import socket
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from ood_toolkit.outputs import UNKNOWN, Head, Outputs
+from tests.command_line import Bench, Result
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 
@@ -35,6 +38,15 @@ def few_threads_and_deterministic_kernels() -> None:
 def same_randomness_every_time() -> None:
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002  third-party code under test may draw from the global generator
+
+
+@pytest.fixture(autouse=True)
+def nothing_that_this_machine_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither folders of data, nor proxies, nor a wish for colours reach the code under test."""
+    colours = ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "_TYPER_FORCE_DISABLE_TERMINAL")
+    for name in list(os.environ):
+        if name.startswith("OOD_") or name.lower().endswith("_proxy") or name in colours:
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +130,32 @@ def golden() -> Golden:
     if not folder.is_dir():
         pytest.skip("the golden values are not beside this checkout (../shared/golden)")
     return Golden(folder)
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> Bench:
+    """Runs `ood-bench` in tmp_path, its cache and run folder there too, and the test's own factories importable."""
+    from ood_toolkit import cli
+
+    monkeypatch.syspath_prepend(str(request.path.parent))
+    monkeypatch.setenv("OOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("OOD_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> Result:
+        words = list(map(str, arguments))
+        if "--out" not in words and words[:1] and words[0].startswith("-"):
+            words += ["--out", str(tmp_path / "run")]
+        monkeypatch.setattr(sys, "argv", ["ood-bench", *words])
+        capfd.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0
+        out, err = capfd.readouterr()
+        return Result(code, out, err)
+
+    return call

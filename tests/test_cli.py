@@ -1,10 +1,7 @@
 """The command as a user has it: what it prints, what it leaves behind, how it refuses."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,43 +10,11 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from ood_toolkit import cli
 from ood_toolkit.metrics import auroc
 from ood_toolkit.records import read_records
 from ood_toolkit.registry import calibrator_classes, detector_classes
 from ood_toolkit.scorefile import Column, ScoreFile
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Bench = Callable[..., Result]
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Bench:
-    """Runs `ood-bench` with its cache and run folder under tmp_path, unless the arguments say otherwise."""
-
-    def call(*arguments: object) -> Result:
-        words = [str(a) for a in arguments]
-        if "--out" not in words and words[0] not in ("data", "cite", "table", "compare", "figures", "report"):
-            words += ["--out", str(tmp_path / "run")]
-        monkeypatch.setenv("OOD_CACHE", str(tmp_path / "cache"))
-        monkeypatch.delenv("OOD_DEBUG", raising=False)
-        monkeypatch.setattr(sys, "argv", ["ood-bench", *words])
-        capfd.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 0
-        out, err = capfd.readouterr()
-        return Result(code, out, err)
-
-    return call
+from tests.command_line import Bench
 
 
 def network() -> nn.Module:

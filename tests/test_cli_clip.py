@@ -1,10 +1,8 @@
 """Zero-shot models from the command line: what they are told, what is left out and why, second opinions."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import open_clip
@@ -14,13 +12,13 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ood_toolkit import cli
 from ood_toolkit.datasets.classes import class_list, validation_labels
 from ood_toolkit.models import ClipPrompts, load_classifier
 from ood_toolkit.models.clip import TextTower, prompt_templates
 from ood_toolkit.models.negatives import NegativeLabels, read_vocabulary
 from ood_toolkit.records import Record, read_records
 from ood_toolkit.scorefile import Column, ScoreFile
+from tests.command_line import Bench
 
 TEXT = {"context_length": 24, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
 SMALL = {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8}
@@ -28,38 +26,6 @@ LARGE = {"image_size": 224, "layers": 1, "width": 16, "head_width": 8, "patch_si
 FOLDERS = ("golden retriever", "great white shark", "rusty_iron", "stupa")
 NAMES = ("golden retriever", "great white shark", "rusty iron", "stupa")
 CLIP_DETECTORS = "mcm,clip_cosine,clip_energy,clip_entropy,gl_mcm,neglabel(groups=2),outlier_prompts"
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Bench = Callable[..., Result]
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Bench:
-    """Runs `ood-bench` with its cache under tmp_path, and its run folder there unless the arguments say otherwise."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setenv("OOD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("OOD_DEBUG", raising=False)
-
-    def call(*arguments: object) -> Result:
-        words = [str(a) for a in arguments]
-        words += [] if "--out" in words else ["--out", str(tmp_path / "run")]
-        monkeypatch.setattr(sys, "argv", ["ood-bench", *words])
-        capfd.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 0
-        out, err = capfd.readouterr()
-        return Result(code, out, err)
-
-    return call
 
 
 def network(classes: int = 4) -> nn.Module:

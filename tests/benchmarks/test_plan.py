@@ -2,11 +2,9 @@
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,36 +12,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ood_toolkit import cli
 from ood_toolkit.benchmarks.plan import require_usable
 from ood_toolkit.datasets import FolderImages, JoinedImages, SubsetImages
 from ood_toolkit.datasets.archives import TarImages
 from ood_toolkit.datasets.sizes import file_bytes
+from tests.command_line import Bench
 from tests.datasets.official import as_tar, imagenet_a
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    def call(*words: object) -> Result:
-        monkeypatch.syspath_prepend(str(Path(__file__).parent))
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["ood-bench", *map(str, words)])
-        capfd.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capfd.readouterr()
-        return Result(code, out, err)
-
-    return call
 
 
 def network(classes: int = 4, seed: int = 0) -> nn.Module:
@@ -119,7 +93,7 @@ def words(photos: Path, place: Path, *more: object, models: tuple[str, ...] = ("
             "--workers", 0, "--resamples", 0, "--out", place / "run", "--cache", place / "cache", *more)  # fmt: skip
 
 
-def planned(bench: Callable[..., Result], *arguments: object) -> dict[str, Any]:
+def planned(bench: Bench, *arguments: object) -> dict[str, Any]:
     result = bench(*arguments, "--dry-run", "--json")
     assert result.code == 0, result.err
     return json.loads(result.out)
@@ -142,9 +116,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
 MANY = ("--detectors", "msp,vim,gradnorm,odin,odin_mahalanobis,ash_s_map", "--ensemble", "mean_probability")
 
 
-def test_a_dry_run_writes_nothing_and_the_run_does_what_it_said(
-    bench: Callable[..., Result], photos: Path, tmp_path: Path
-):
+def test_a_dry_run_writes_nothing_and_the_run_does_what_it_said(bench: Bench, photos: Path, tmp_path: Path):
     arguments = words(photos, tmp_path, *MANY, models=("one", "two"))
     plan = planned(bench, *arguments)
     assert list(tmp_path.iterdir()) == []  # neither --out nor --cache
@@ -165,9 +137,7 @@ def test_a_dry_run_writes_nothing_and_the_run_does_what_it_said(
     assert [task[:2] for task in plan["scored"]] == [[t["kind"], t["dataset"]] for t in facts["tasks"]]
 
 
-def test_after_the_run_everything_is_stored_and_takes_no_time(
-    bench: Callable[..., Result], photos: Path, tmp_path: Path
-):
+def test_after_the_run_everything_is_stored_and_takes_no_time(bench: Bench, photos: Path, tmp_path: Path):
     arguments = words(photos, tmp_path, "--detectors", "msp,odin")
     assert bench(*arguments).code == 0
     before = snapshot(tmp_path)
@@ -181,9 +151,7 @@ def test_after_the_run_everything_is_stored_and_takes_no_time(
     assert 0 < more["store_bytes"] < 640 * 8 + 4096
 
 
-def test_a_tap_that_no_single_model_has_costs_no_pass_over_stored_images(
-    bench: Callable[..., Result], photos: Path, tmp_path: Path
-):
+def test_a_tap_that_no_single_model_has_costs_no_pass_over_stored_images(bench: Bench, photos: Path, tmp_path: Path):
     assert bench(*words(photos, tmp_path, "--detectors", "msp")).code == 0
     arguments = words(photos, tmp_path, "--detectors", "one-pass,-weiper")
     plan = planned(bench, *arguments)
@@ -196,9 +164,7 @@ def test_a_tap_that_no_single_model_has_costs_no_pass_over_stored_images(
     assert "no forward pass" in run.err
 
 
-def test_the_plan_has_no_empty_heading_and_counts_one_thing_as_one(
-    bench: Callable[..., Result], photos: Path, tmp_path: Path
-):
+def test_the_plan_has_no_empty_heading_and_counts_one_thing_as_one(bench: Bench, photos: Path, tmp_path: Path):
     arguments = [*words(photos, tmp_path, "--detectors", "msp"), "--dry-run"]
     arguments[arguments.index("temperature")] = "none"
     text = bench(*arguments).out
@@ -207,7 +173,7 @@ def test_the_plan_has_no_empty_heading_and_counts_one_thing_as_one(
 
 
 def test_ensembles_are_fitted_only_where_they_learn_and_there_is_something_to_pool(
-    bench: Callable[..., Result], photos: Path, tmp_path: Path
+    bench: Bench, photos: Path, tmp_path: Path
 ):
     pools = ("--detectors", "msp", "--ensemble", "mean_probability,stacked_probability")
     alone = planned(bench, *words(photos, tmp_path, *pools))
@@ -217,7 +183,7 @@ def test_ensembles_are_fitted_only_where_they_learn_and_there_is_something_to_po
 
 
 def test_of_several_ranks_the_first_alone_prints_the_plan(
-    bench: Callable[..., Result], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
@@ -231,7 +197,7 @@ def test_of_several_ranks_the_first_alone_prints_the_plan(
 
 
 def test_what_an_interrupted_run_kept_is_not_planned_again(
-    bench: Callable[..., Result], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     arguments = words(photos, tmp_path, "--detectors", "msp", models=("stops",))
     monkeypatch.setattr(_Stops, "after", 560)
@@ -245,7 +211,7 @@ def test_what_an_interrupted_run_kept_is_not_planned_again(
 
 
 def test_the_time_is_that_of_the_model_on_these_images(
-    bench: Callable[..., Result], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("ood_toolkit.benchmarks.plan.time", SimpleNamespace(perf_counter=lambda: _Slow.clock))
     plan = planned(bench, *words(photos, tmp_path, "--detectors", "msp", models=("slow",)))
@@ -254,7 +220,7 @@ def test_the_time_is_that_of_the_model_on_these_images(
     assert "fitting, scoring and intervals come on top" in plan["how"]
 
 
-def test_the_bytes_to_read_are_those_of_the_files(bench: Callable[..., Result], photos: Path, tmp_path: Path):
+def test_the_bytes_to_read_are_those_of_the_files(bench: Bench, photos: Path, tmp_path: Path):
     plan = planned(bench, *words(photos, tmp_path, "--detectors", "msp"))
     sizes = {s["name"]: (s["images"], s["bytes"]) for s in plan["sets"]}
     assert sizes == {"id": (600, on_disk(photos / "known")), "strange": (40, on_disk(photos / "strange"))}
@@ -271,7 +237,7 @@ def test_a_set_has_the_same_bytes_as_folder_tar_part_and_union(tmp_path: Path):
     assert file_bytes(joined, [1, 2, 10]) == sizes[3] + sizes[0] + sizes[8]
 
 
-def test_the_plan_is_read_by_people(bench: Callable[..., Result], photos: Path, tmp_path: Path):
+def test_the_plan_is_read_by_people(bench: Bench, photos: Path, tmp_path: Path):
     result = bench(*words(photos, tmp_path, "--detectors", "msp,vim"), "--dry-run")
     assert result.code == 0, result.err
     for line in (
@@ -285,7 +251,7 @@ def test_the_plan_is_read_by_people(bench: Callable[..., Result], photos: Path, 
     assert f"{tmp_path / 'run'}: up to" in result.out
 
 
-def test_what_the_run_would_refuse_the_plan_refuses(bench: Callable[..., Result], photos: Path, tmp_path: Path):
+def test_what_the_run_would_refuse_the_plan_refuses(bench: Bench, photos: Path, tmp_path: Path):
     refused = bench(*words(photos, tmp_path, "--detectors", "knn(k=400)"), "--dry-run")
     assert (refused.code, refused.out) == (2, "")
     assert "k=400 is more than the 180 training rows" in refused.err
@@ -298,7 +264,7 @@ def test_what_the_run_would_refuse_the_plan_refuses(bench: Callable[..., Result]
         require_usable(blocked / "deeper" / "run", "--out")
 
 
-def test_what_all_leaves_out_is_in_the_plan_with_the_reason(bench: Callable[..., Result], photos: Path, tmp_path: Path):
+def test_what_all_leaves_out_is_in_the_plan_with_the_reason(bench: Bench, photos: Path, tmp_path: Path):
     plan = planned(bench, *words(photos, tmp_path, "--detectors", "one-pass", "--fit-fraction", 0))
     assert plan["left_out"]["mahalanobis"].startswith("needs fit data, but this run has none")
     assert "fit" not in plan["fitted"]
