@@ -27,7 +27,8 @@ class TableOptions:
         datasets: data sets to show, in this order; by default all.
         methods: specs or patterns (`knn*`) of the rows to show, in this order; by default all.
         models: model specs to show; by default all.
-        group_by: what rows stand under. "auto" is the model where there are several, else the family.
+        group_by: what rows stand under. "auto" is the data set where there are more than twelve, the model where there
+            are several, else the family.
             Grouped by data set there is one table per task. Best and second are marked within a model or a
             data set, and over the whole table for "family" and "none".
         precision: digits after the point; by default 3 for units and 1 for percent.

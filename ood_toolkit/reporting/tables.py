@@ -1,6 +1,7 @@
 """Tables of a run, from its records alone: detectors × tasks and calibrators × calibration metrics, in any format."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, TextIO
 
 from ood_toolkit.records import ALL_CLASSES, Record
@@ -9,6 +10,8 @@ from ood_toolkit.reporting.formats import FORMATS
 from ood_toolkit.reporting.grid import Table
 from ood_toolkit.reporting.options import DEFAULTS, MAIN_METRICS, TASKS, TableOptions, matches
 
+_MANY = 12
+"""More data sets than these stand below one another, not side by side."""
 What = Literal["detectors", "calibrators", "all"]
 
 
@@ -90,7 +93,9 @@ def tables(records: Iterable[Record], *, what: What = "all", options: TableOptio
         for name in TASKS if what == "all" else (what,):
             kept = [r for r in records if r.suite == suite and r.task in TASKS[name] and _chosen(r, options)]
             words = [suite] * (len(suites) > 1)
-            made += [assemble(part, name, [*words, *more], options) for more, part in _parts(kept, name, options)]
+            many = options.group_by == "auto" and len({r.dataset for r in kept}) > _MANY
+            shown = replace(options, group_by="dataset") if many else options
+            made += [assemble(part, name, [*words, *more], shown) for more, part in _parts(kept, name, shown)]
     if not made:
         raise ValueError(f"none of {len(records)} records is left after choosing {_choice(options, what)}")
     return [table.transposed() for table in made] if options.transposed else made

@@ -199,6 +199,24 @@ def test_the_caption_states_sets_sizes_chance_and_settings(make_run: MakeRun) ->
 
 
 @pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        (("a",), "model a, seed"),
+        (("a", "b"), "2 models, seed"),
+        (("a", "ensemble[a, b, c]"), "model a and the ensemble of a, b, c, seed"),
+        (("a", "b", "ensemble[a, b]", "ensemble[a, c]"), "2 models and 2 ensembles, seed"),
+        (("ensemble[a, b]",), "the ensemble of a, b, seed"),
+    ],
+)
+def test_the_caption_counts_models_and_names_the_ensemble_apart(
+    make_run: MakeRun, models: tuple[str, ...], words: str
+) -> None:
+    records = [replace(record, model=model) for record in make_run() for model in models]
+    (table,) = tables(records, what="detectors")
+    assert words in table.caption[0]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"metrics": ("auroq",)}, r"no metrics \['auroq'\]; they have accuracy"),
@@ -273,6 +291,19 @@ def test_grouped_by_data_set_every_task_under_every_protocol_has_a_table(make_ru
         "Detectors, misclassification", "Detectors, anomaly",
         "Detectors, 1000-way, misclassification", "Detectors, 1000-way, anomaly",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sets", "below"), [(11, False), (12, True)])  # and the in-distribution one
+def test_many_data_sets_stand_below_one_another(make_run: MakeRun, sets: int, below: bool) -> None:
+    records = make_run(ood=[f"set {number}" for number in range(sets)])
+    found = tables(records, what="detectors")
+    if not below:
+        assert [table.title for table in found] == ["Detectors"]
+        return
+    assert [table.title for table in found] == ["Detectors, misclassification", "Detectors, anomaly"]
+    assert {row.group for row in found[1].rows} == {f"set {number}" for number in range(sets)}
+    assert [column.label for column in found[1].columns] == ["AUROC", "AUPR", "FPR95"]
+    assert len(tables(records, what="detectors", options=TableOptions(group_by="family"))) == 1
 
 
 def test_a_run_under_all_classes_alone_has_one_table_of_each_kind(make_run: MakeRun) -> None:
