@@ -24,6 +24,10 @@ _SHIFT_ROWS = 1024
 _TRIANGLE = 128
 """Columns up to which a symmetric product is computed whole. Smaller triangles gain nothing, larger ones lose."""
 
+_PADDING = 8
+"""Numbers left free after each row. Rows that begin multiples of 1 KiB apart share few places of a CPU's cache: without
+this, products of 1280 columns take 27 % longer, of 2048 16 %."""
+
 _BLOCK_NUMBERS = 1 << 21
 """How many numbers (logits, features, taps) a block of rows holds: 8 MiB of float32, so that what is made of it stays
 in a CPU's cache. Entropy takes twice as long for a row in blocks of 64 MiB."""
@@ -134,14 +138,18 @@ class _MomentSums:
     def __call__(self, batches: Iterator[Outputs]) -> list[Tensor]:
         width = len(self.shift)
         counts = torch.zeros(self.classes, dtype=torch.int64, device=self.shift.device)
-        sums, scatter = self.shift.new_zeros(self.classes, width), self.shift.new_zeros(width, width)
+        sums, scatter = self.shift.new_zeros(self.classes, width + _PADDING), self.shift.new_zeros(width, width)
+        room = sums[:0]
         for block in (block for batch in batches for block in blocks(batch)):
             rows, group = _counted(block, self.transform, self.groups, self.of)
-            centred = rows - self.shift  # float64, because `shift` is
+            if len(rows) > len(room):
+                room = sums.new_zeros(len(rows), width + _PADDING)
+            # in the same room each time: 9 MB of new memory cost a tenth of the products
+            centred = room[: len(rows), :width].copy_(rows).sub_(self.shift)
             counts += torch.bincount(group, minlength=self.classes)
-            sums.index_add_(0, group, centred)
+            sums.index_add_(0, group, room[: len(rows)])
             _add_upper_products(scatter, centred)
-        return [counts, sums, scatter]
+        return [counts, sums[:, :width], scatter]
 
 
 def _counted(
