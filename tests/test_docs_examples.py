@@ -2,7 +2,9 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -67,9 +69,11 @@ CODE = [
 
 @pytest.mark.parametrize("code", CODE)
 def test_python_examples_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    names = surroundings(tmp_path)
+    module = ModuleType("example")  # so that the classes of an example can be pickled
+    vars(module).update(surroundings(tmp_path))
+    monkeypatch.setitem(sys.modules, "example", module)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "example", "exec"), names)
+    exec(compile(code, "example", "exec"), vars(module))
 
 
 def command_lines() -> list[Any]:

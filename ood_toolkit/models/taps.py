@@ -173,6 +173,7 @@ TAPS: dict[str, type[Tap]] = {
 
 
 _ELSEWHERE = {
+    "member_logits": "comes from no single classifier",
     "local_mcm": "only zero-shot models show it; take --model open_clip:ARCH/TAG",
     "negative_cosines": "only zero-shot models have it; take --model open_clip:ARCH/TAG with --negatives",
     "outlier_cosines": "only zero-shot models have it; take --model open_clip:ARCH/TAG with --outlier-prompt",
@@ -183,7 +184,9 @@ def missing_tap(spec: str, model: nn.Module) -> str:
     """Why the model does not give a tap that `build_tap` does not know, and what to do."""
     name, _ = parse(spec)
     reasons: Mapping[str, str] = getattr(model, "tap_reasons", {})
-    return reasons.get(name) or _ELSEWHERE.get(name, "comes from no single classifier")
+    return reasons.get(name) or _ELSEWHERE.get(
+        name, "no tap of that name is known; a model brings its own in the attribute own_taps, see docs/own-methods.md"
+    )
 
 
 def build_tap(spec: str, own: Mapping[str, Callable[..., Tap]] = MappingProxyType({})) -> Tap | None:
