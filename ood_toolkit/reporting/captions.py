@@ -13,6 +13,8 @@ _SUITES = {
         "its numbers say nothing about ImageNet models"
     ),
 }
+_POOL = "ensemble["
+"""How the names of ensembles begin: `ensemble[first, second]`."""
 _BASE_RATES = {"aupr": "OOD", "aupr_error": "wrong"}
 
 
@@ -55,12 +57,20 @@ def conventions(records: Sequence[Record], *, metrics: Sequence[str], intervals:
 
 
 def _opening(records: Sequence[Record], title: str) -> str:
-    models = _distinct(r.model for r in records)
-    names = f"model {models[0]}" if len(models) == 1 else f"{len(models)} models"
+    names = _models(_distinct(r.model for r in records))
     protocols = " and ".join(_distinct(r.protocol for r in records))
     seeds = sorted({r.seed for r in records})
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds {_listed(map(str, seeds))}"
     return f"{title} on suite {records[0].suite}, protocol {protocols}, {names}, {over}"
+
+
+def _models(names: Sequence[str]) -> str:
+    """Which models, or how many; an ensemble is none of them, and is named by its members."""
+    pools = [name.removeprefix(_POOL).removesuffix("]") for name in names if name.startswith(_POOL)]
+    single = [name for name in names if not name.startswith(_POOL)]
+    words = [f"model {single[0]}" if len(single) == 1 else f"{len(single)} models"] if single else []
+    words += [f"the ensemble of {pools[0]}" if len(pools) == 1 else f"{len(pools)} ensembles"] if pools else []
+    return " and ".join(words)
 
 
 def deviation(protocols: Iterable[str]) -> str:
