@@ -17,13 +17,15 @@ def regret(logits: Float[Tensor, "N C"], leverage: Float[Tensor, " N"]) -> Float
     """`log Σ_c p_c / (p_c + p_c^κ (1 − p_c))` with κ = h / (1 + h), h the leverage of the row."""
     logs = log_probabilities(logits)
     kappa = (leverage / (1 + leverage)).unsqueeze(-1)
-    # each term is 1 / (1 + u) with u = p^(κ − 1) (1 − p)
-    log_u = (kappa - 1) * logs + (-logs.expm1()).log()
-    terms = (-log_u).sigmoid()
     top = logs.max(dim=-1, keepdim=True).indices
+    # each term is 1 / (1 + u) with u = p^(κ − 1) (1 − p); beyond the largest u of the dtype it adds nothing
+    rest = logs.expm1().neg_()
+    largest = 0.99 * math.log(torch.finfo(logs.dtype).max)
+    u = logs.mul_(kappa - 1).clamp_max_(largest).exp_().mul_(rest)
+    u_top = u.gather(-1, top).squeeze(-1)
+    terms = u.add_(1).reciprocal_().scatter_(-1, top, 0.0)
     # Σ − 1 = the other terms − (1 − the largest), both small where the softmax is sure
-    excess = terms.scatter_(-1, top, 0.0).sum(dim=-1) - log_u.gather(-1, top).sigmoid().squeeze(-1)
-    return excess.log1p()
+    return (terms.sum(dim=-1) - u_top / (1 + u_top)).log1p()
 
 
 class PNMLDetector(Detector):
@@ -55,7 +57,7 @@ class PNMLDetector(Detector):
         """Learns the inverse correlation of the features, and the head; labels are not used. Returns itself."""
         if not len(train):
             raise ValueError("pNML needs training rows, but there are none")
-        gathered = moments(train, groups=one_group, transform=_directions)
+        gathered = moments(train, groups=one_group, transform=l2_normalise)
         correlation = len(train) * (gathered.total + torch.outer(gathered.mean, gathered.mean))
         self.projection = whitening(correlation).to(train.head.weight.dtype)
         self.weight, self.bias = train.head.weight.clone(), train.head.bias.clone()
@@ -64,9 +66,5 @@ class PNMLDetector(Detector):
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) in [0, 1], the regret in units of log C; higher = more out-of-distribution."""
         rows = l2_normalise(outputs.features)
-        leverage = (rows @ self.projection).square().sum(dim=1)
+        leverage = torch.linalg.vector_norm(rows @ self.projection, dim=1).square()
         return regret(Head(self.weight, self.bias)(rows), leverage) / math.log(len(self.bias))
-
-
-def _directions(features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-    return l2_normalise(features.double())
