@@ -1,15 +1,9 @@
 """Bayesian binning into quantiles: many histograms, averaged by how likely each makes the labels."""
 
-from typing import Literal
-
-from jaxtyping import Float
-from torch import Tensor
-
-from ood_toolkit.calibrators.netcal_adapter import apply_map, fit_map
-from ood_toolkit.calibrators.top_label import TopLabelCalibrator
+from ood_toolkit.calibrators.averaged_steps import AveragedStepsCalibrator
 
 
-class BBQCalibrator(TopLabelCalibrator):
+class BBQCalibrator(AveragedStepsCalibrator):
     """A weighted mean of histograms of the confidence with different bin counts, fitted by netcal.
 
     Spares the choice that `histogram` leaves to you, and has many more distinct values, so fewer ties. About two
@@ -27,20 +21,4 @@ class BBQCalibrator(TopLabelCalibrator):
     cite = "naeini2015obtaining"
     equation = "g(p) = Σ_B w_B (share of right rows in the bin of p among B bins)"
     family = "binning"
-    positions: Float[Tensor, " K"]
-    values: Float[Tensor, " K"]
-
-    def __init__(self, score: Literal["BIC", "AIC"] = "BIC") -> None:
-        super().__init__()
-        if score not in ("BIC", "AIC"):
-            raise ValueError(f"score must be 'BIC' or 'AIC', got {score!r}")
-        self.score = score
-
-    def fit_confidence(self, log_odds: Float[Tensor, " N"], correct: Float[Tensor, " N"]) -> None:
-        """Learns the steps of the averaged histogram."""
-        options = (("score_function", self.score),)
-        self.positions, self.values = fit_map("BBQ", options, log_odds.sigmoid(), correct > 0)
-
-    def confidence(self, log_odds: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """The averaged histogram at the confidence."""
-        return apply_map("steps", self.positions.double(), self.values.double(), log_odds)
+    method = "BBQ"
