@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ood_toolkit.calibrators.base import EnsemblePool, checked
 from ood_toolkit.calibrators.ensemble import mean_log_probability
-from ood_toolkit.calibrators.temperature import fit_shared_temperature, refusal
+from ood_toolkit.calibrators.temperature import checked_bounds, fit_shared_temperature, refusal
 
 
 class PooledTemperatureEnsemble(EnsemblePool):
@@ -39,7 +39,7 @@ class PooledTemperatureEnsemble(EnsemblePool):
         self, bounds: tuple[float, float] = (1e-3, 1e3), at_bound: Literal["error", "accept"] = "error"
     ) -> None:
         super().__init__()
-        self.bounds = bounds
+        self.bounds = checked_bounds(bounds)
         self.at_bound = at_bound
 
     def fit(self, member_logits: Float[Tensor, "M N C"], labels: Int[Tensor, " N"]) -> Self:

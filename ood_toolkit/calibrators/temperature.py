@@ -175,11 +175,9 @@ class TemperatureCalibrator(Calibrator):
         self, bounds: tuple[float, float] = (1e-3, 1e3), at_bound: Literal["error", "accept"] = "error"
     ) -> None:
         super().__init__()
-        if not 0 < bounds[0] < bounds[1] < math.inf:
-            raise ValueError(f"bounds must be 0 < smallest T < largest T, got {bounds}")
         if at_bound not in ("error", "accept"):
             raise ValueError(f"at_bound must be 'error' or 'accept', got {at_bound!r}")
-        self.bounds = bounds
+        self.bounds = checked_bounds(bounds)
         self.at_bound = at_bound
 
     def fit(self, logits: Float[Tensor, "N C"], labels: Int[Tensor, " N"]) -> Self:
@@ -206,6 +204,13 @@ class TemperatureCalibrator(Calibrator):
     def _scaled(self, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
         # centred first: a common offset of 1e4 would cost float32 the digits that T = 0.01 magnifies
         return (logits - logits.amax(dim=-1, keepdim=True)).div_(self.temperature.to(logits.dtype))
+
+
+def checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
+    """The bounds, if a temperature can lie between them."""
+    if not 0 < bounds[0] < bounds[1] < math.inf:
+        raise ValueError(f"bounds must be 0 < smallest T < largest T, got {bounds}")
+    return bounds
 
 
 def refusal(found: TemperatureFit, bounds: tuple[float, float]) -> str:

@@ -168,3 +168,9 @@ def test_a_member_count_that_changes_or_a_missing_fit_is_named():
         PooledTemperatureEnsemble()(logits)
     with pytest.raises(ValueError, match="fitted on 3 members, but got logits of 2"):
         CalibrateThenPoolEnsemble().fit(logits, labels)(logits[:2])
+
+
+@pytest.mark.parametrize("bounds", [(2.0, 1.0), (0.0, 1.0), (1.0, float("inf"))])
+def test_a_shared_temperature_needs_bounds_that_hold_one(bounds: tuple[float, float]):
+    with pytest.raises(ValueError, match="bounds must be 0 < smallest T < largest T"):
+        PooledTemperatureEnsemble(bounds=bounds)
