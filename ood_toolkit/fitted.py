@@ -100,7 +100,7 @@ class Fitted(nn.Module):
         for name in names:
             if not hasattr(self, name):
                 kind = type(self).__name__
-                raise AttributeError(f"{kind}.__init__ does not store its parameter {name!r}; add self.{name} = {name}")
+                raise TypeError(f"{kind}.__init__ does not store its parameter {name!r}; add self.{name} = {name}")
         return {name: getattr(self, name) for name in names}
 
     @property

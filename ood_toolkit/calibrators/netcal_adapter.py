@@ -69,13 +69,21 @@ class NetcalCalibrator(Calibrator):
     ) -> None:
         super().__init__()
         if method not in SHAPES:
-            raise ValueError(f"no netcal calibrator is known by {method!r}; known: {', '.join(SHAPES)}")
+            close = [name for name in SHAPES if name.lower() == method.lower().replace("_", "")]
+            hint = f" did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"no netcal calibrator is known by {method!r};{hint} known: {', '.join(SHAPES)}")
         if task not in ("top_label", "multiclass"):
             raise ValueError(f"task must be 'top_label' or 'multiclass', got {task!r}")
         if task == "multiclass" and SHAPES[method] == "logistic":
             raise ValueError(f"netcal's {method} is joint over classes; use temperature, vector or dirichlet instead")
         if dict(options).get("equal_intervals") is False:
             raise ValueError("netcal fits equal-mass bins but cannot apply them; use histogram(equal='mass')")
+        sampling = dict(options).get("method")
+        if sampling in ("mcmc", "variational"):
+            raise ValueError(
+                f"netcal's {method} with method={sampling!r} gives a sample of maps, and here one map is kept; leave "
+                "`method` out for the one of highest likelihood"
+            )
         self.method = method
         self.task: Literal["top_label", "multiclass"] = task
         self.options = options
@@ -191,7 +199,12 @@ def _fitted(method: str, options: tuple[tuple[str, Any], ...], confidence: np.nd
     try:
         calibrator = getattr(importlib.import_module(room), method)(**dict(options))
         _quietly(calibrator.fit, confidence, correct)
-    except (TypeError, ValueError, AttributeError) as error:
+    except ImportError as error:
+        raise ValueError(
+            f"netcal's {method} needs {error.name or 'a package'}, which is not installed here; "
+            "install it, or use a calibrator of our own"
+        ) from error
+    except (TypeError, ValueError, AttributeError, AssertionError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in options) or "its defaults"
         raise ValueError(f"netcal's {method} with {given} failed: {error}") from error
     return calibrator

@@ -118,3 +118,41 @@ def test_bbq_and_enir_are_netcals(kind, method, score):
     expected = theirs(method, odds.sigmoid().numpy(), correct, odds.sigmoid().numpy(), score_function=score)
     got = kind(score=score).fit(logits, labels).confidence(odds).numpy()
     np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "netcal:LogisticCalibration(method='mcmc')",
+            "gives a sample of maps, and here one map is kept; leave `method`",
+        ),
+        ("netcal:TemperatureScaling(method='variational')", "gives a sample of maps"),
+        ("netcal:histogram_binning", "did you mean 'HistogramBinning'"),
+    ],
+)
+def test_what_the_adapter_cannot_keep_is_refused_at_construction(spec, message):
+    with pytest.raises(ValueError, match=message):
+        registry.build_calibrator(spec)
+
+
+def test_a_package_that_netcal_lacks_is_named(monkeypatch):
+    import importlib
+
+    logits, labels = drawn(300, 5)
+    calibrator = registry.build_calibrator("netcal:LogisticCalibration")
+
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'pyro'", name="pyro")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ValueError, match="netcal's LogisticCalibration needs pyro, which is not installed"):
+        calibrator.fit(logits, labels)
+
+
+@pytest.mark.parametrize("classes", [3, 7])
+def test_one_map_per_class_is_not_applied_to_other_classes(classes):
+    logits, labels = drawn(600, 5)
+    fitted = registry.build_calibrator("netcal:IsotonicRegression(task='multiclass')").fit(logits, labels)
+    with pytest.raises(ValueError, match=f"fitted on logits of 5 classes, but these have {classes}"):
+        fitted(drawn(4, classes)[0])
