@@ -150,6 +150,6 @@ def test_a_forgotten_super_init_is_wrong_input_on_the_command_line() -> None:
 
 def test_a_hyperparameter_kept_under_another_name_is_named() -> None:
     with pytest.raises(
-        AttributeError, match=r"Hoarding\.__init__ does not store its parameter 'power'; add self\.power"
+        TypeError, match=r"Hoarding\.__init__ does not store its parameter 'power'; add self\.power"
     ):
         _ = Hoarding().spec
