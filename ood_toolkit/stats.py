@@ -303,13 +303,19 @@ def nearest(
     ]
     values, indices = [queries.new_zeros(0, k)], [queries.new_zeros(0, k, dtype=torch.int64)]
     chunks = row_chunks(len(queries), min(len(bank), _BANK_ROWS))
+    # all products in the same room: 64 MB of new memory each time cost a twelfth of the products
+    room = queries.new_empty(min(chunks.step, len(queries)) * min(len(bank), _BANK_ROWS))
     for start in chunks:
         block = queries[start : start + chunks.step]
         best = block.new_zeros(len(block), 0)
         where = torch.zeros(len(block), 0, dtype=torch.int64, device=block.device)
         for number, part in enumerate(parts):
             directions = bank[part].to(block).T
-            near = block @ directions if largest_product else torch.addmm(halves[number], block, directions)
+            out = None if block.requires_grad else room[: len(block) * directions.shape[1]].view(len(block), -1)
+            if largest_product:
+                near = torch.mm(block, directions, out=out)
+            else:
+                near = torch.addmm(halves[number], block, directions, out=out)
             top, position = largest_entries(near, min(k, near.shape[1]))
             best, order = torch.cat([best, top], dim=1).topk(min(k, best.shape[1] + top.shape[1]), dim=1)
             where = torch.cat([where, position + part.start], dim=1).gather(1, order)
