@@ -45,9 +45,10 @@ class ExGradDetector(Detector):
         norm: 1 or 2, the order of the norm.
         gradient_of: "weight", or "weight+bias", which adds the bias's gradient.
 
-    Differs from the paper in nothing that is known: it is written from the definition, an expected gradient norm at the
-    last layer; neither the paper's own code nor its choice of norm could be checked. As the paper argues, gradients are
-    not needed: it is a feature norm times the impurity of the softmax.
+    Differs from the first author's code, which calls it EpiGrad, in that its gradients are of weight and bias
+    (`gradient_of="weight+bias"`), in the L1 norm. That code turns a score round where its AUROC is below ½; here large
+    is always strange. The paper's own choice of norm could not be read. As it argues, gradients are not needed: it is a
+    feature norm times the impurity of the softmax.
     """
 
     name = "exgrad"
