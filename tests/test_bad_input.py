@@ -14,8 +14,12 @@ from ood_toolkit.registry import build_detector
 from ood_toolkit.testing import SyntheticClassifier, synthetic_images, synthetic_outputs
 from ood_toolkit.testing.calibrators import overconfident_logits
 
-DATA = synthetic_outputs(fit_rows=120, rows=20)
+DATA: Any = synthetic_outputs(fit_rows=120, rows=20)
+LOGITS: Any
+LABELS: Any
 LOGITS, LABELS = overconfident_logits(300)
+LAYER: Any = nn.Linear(3, 2)
+NOTHING: Any = None
 
 
 class Forgetful(Detector):
@@ -64,9 +68,12 @@ def with_head(**changes: Any) -> Outputs:
             r"EnergyDetector takes Outputs, got a tensor \(20, 6\); .*from_logits",
         ),
         (lambda: KNNDetector().fit(DATA.train.features), r"KNNDetector\.fit takes Outputs, got a tensor"),
-        (lambda: EnergyDetector().fit(None), r"EnergyDetector\.fit takes Outputs, got NoneType"),
+        (lambda: EnergyDetector().fit(NOTHING), r"EnergyDetector\.fit takes Outputs, got NoneType"),
         (lambda: EnergyDetector().score(DATA.id.logits.numpy()), r"EnergyDetector\.score takes Outputs, got ndarray"),
-        (lambda: TemperatureCalibrator().fit(DATA.train), r"\.fit takes logits, got Outputs; write .*outputs\.labels"),
+        (
+            lambda: TemperatureCalibrator().fit(DATA.train, DATA.train.labels),
+            r"\.fit takes logits, got Outputs; write .*outputs\.labels",
+        ),
         (lambda: TemperatureCalibrator().fit(LOGITS, LABELS)(DATA.id), r"write calibrator\(outputs\.logits\)"),
         (lambda: TemperatureCalibrator().fit(LOGITS, LABELS)(LOGITS.numpy()), "must be a torch tensor, got ndarray"),
         (lambda: MeanProbabilityEnsemble()([LOGITS, LOGITS]), r"got list; torch\.stack"),
@@ -74,9 +81,9 @@ def with_head(**changes: Any) -> Outputs:
         (lambda: ODINDetector()(SyntheticClassifier(), DATA.id), r"takes images as a tensor \(N, 3, H, W\)"),
         (lambda: with_head(logits=[[0.0, 1.0]]), "logits must be a torch tensor, got list; torch.as_tensor"),
         (lambda: with_head(labels=[0, 1]), "labels must be a torch tensor, got list"),
-        (lambda: with_head(head=nn.Linear(3, 2)), r"head must be Head\(weight, bias\), got Linear"),
-        (lambda: Head(nn.Linear(3, 2), torch.zeros(2)), r"got Linear; of a layer: Head\(layer\.weight, layer\.bias\)"),
-        (lambda: Head(torch.zeros(2, 3), None), r"got NoneType; for a layer without one: torch\.zeros\(classes\)"),
+        (lambda: with_head(head=LAYER), r"head must be Head\(weight, bias\), got Linear"),
+        (lambda: Head(LAYER, torch.zeros(2)), r"got Linear; of a layer: Head\(layer\.weight, layer\.bias\)"),
+        (lambda: Head(torch.zeros(2, 3), NOTHING), r"got NoneType; for a layer without one: torch\.zeros\(classes\)"),
         (lambda: Outputs.from_logits(LOGITS.numpy()), "logits must be a torch tensor, got ndarray"),
     ],
 )
@@ -149,7 +156,5 @@ def test_a_forgotten_super_init_is_wrong_input_on_the_command_line() -> None:
 
 
 def test_a_hyperparameter_kept_under_another_name_is_named() -> None:
-    with pytest.raises(
-        TypeError, match=r"Hoarding\.__init__ does not store its parameter 'power'; add self\.power"
-    ):
+    with pytest.raises(TypeError, match=r"Hoarding\.__init__ does not store its parameter 'power'; add self\.power"):
         _ = Hoarding().spec

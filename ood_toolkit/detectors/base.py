@@ -119,7 +119,7 @@ def _takes_outputs(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def guarded(self: Any, *given: Any, **named: Any) -> Any:
-        outputs = next(iter((*given, *named.values())), None)
+        outputs: Any = next(iter((*given, *named.values())), None)
         _require_outputs(self, outputs, f".{method.__name__}")
         result = method(self, *given, **named)
         if method.__name__ == "fit" and any(tensor.is_floating_point() for tensor in self.buffers()):

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -232,8 +233,12 @@ def _logits_of_another_dtype_are_calibrated_alike(case: CalibratorCase) -> None:
 
 
 def _what_is_no_logits_is_refused(case: CalibratorCase) -> None:
-    outputs = Outputs.from_logits(case.fresh)
-    for what, given in (("Outputs", outputs), ("a list", case.fresh.tolist()), ("an array", case.fresh.cpu().numpy())):
+    wrong: dict[str, Any] = {
+        "Outputs": Outputs.from_logits(case.fresh),
+        "a list": case.fresh.tolist(),
+        "an array": case.fresh.cpu().numpy(),
+    }
+    for what, given in wrong.items():
         for act in (case.fitted, case.fitted.log_probabilities, lambda z: case.calibrator.clone().fit(z, z)):
             try:
                 act(given)
