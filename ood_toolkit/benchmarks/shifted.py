@@ -1,6 +1,6 @@
 """ImageNet classes under another distribution, one set at a time: ImageNetV2, -R, -Sketch, -C, -P, -Hard and others."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -157,6 +157,7 @@ def _opened(members: Sequence[CatalogueEntry], root: Path, within: str) -> _Open
         ValueError: nothing is there.
     """
     first = members[0]
+    _check_part(first, within)
     if first.labels == "frames" and not within:
         return _perturbations(first, root)
     if first.labels != "wnid-deep" or "/" in within:
@@ -186,6 +187,18 @@ def _opened(members: Sequence[CatalogueEntry], root: Path, within: str) -> _Open
         looked = f"{first.name} has no folder {within!r}" if within else f"nothing of {first.title} is there"
         raise ValueError(f"{looked} below {str(root)!r}. {how_to_get(first)}")
     return _Opened(parts, absent, _PUBLISHED)
+
+
+def _check_part(known: CatalogueEntry, within: str) -> None:
+    """Refuse a corruption or a severity that no group of ImageNet-C has, before anybody is sent to fetch it."""
+    group = known.name.removeprefix(f"{WHOLE}-")
+    if not within or group not in CORRUPTIONS:
+        return
+    corruption, _, severity = within.partition("/")
+    if corruption not in CORRUPTIONS[group]:
+        raise ValueError(f"{known.name} has no corruption {corruption!r}; known: {', '.join(CORRUPTIONS[group])}")
+    if severity and severity not in map(str, SEVERITIES):
+        raise ValueError(f"a severity is one of {SEVERITIES}, e.g. {known.name}/{corruption}/3; got {severity!r}")
 
 
 def _perturbations(known: CatalogueEntry, root: Path) -> _Opened:
@@ -286,9 +299,21 @@ def _lacking(opened: _Opened) -> str:
     if len(sizes) == 1:
         less = _less("set", next(iter(sizes.values())), opened.published)
     else:
-        named = ", ".join(f"{name} has {size:,}" for name, size in other.items())
-        less = f" Not the published sets of {opened.published:,} images each: {named}." if other else ""
+        less = f" Not the published sets of {opened.published:,} images each: {_sized(other)}." if other else ""
     return less + (f" Left out, because not found: {', '.join(opened.absent)}." if opened.absent else "")
+
+
+def _sized(sizes: Mapping[str, int]) -> str:
+    """How many images sets have; of many sets, those that have as many together."""
+    alike: dict[int, list[str]] = {}
+    for name, size in sizes.items():
+        alike.setdefault(size, []).append(name)
+    return ", ".join(
+        f"{len(names)} from {names[0]} to {names[-1]} have {size:,} each"
+        if len(names) > _LISTED
+        else ", ".join(f"{name} has {size:,}" for name in names)
+        for size, names in alike.items()
+    )
 
 
 def _less(what: str, here: int, published: int | None) -> str:

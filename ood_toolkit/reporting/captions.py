@@ -15,6 +15,8 @@ _SUITES = {
 }
 _POOL = "ensemble["
 """How the names of ensembles begin: `ensemble[first, second]`."""
+_SEVERAL = 6
+"""More sets than this have their sizes in one sentence, from the least to the most."""
 _BASE_RATES = {"aupr": "OOD", "aupr_error": "wrong"}
 
 
@@ -81,23 +83,30 @@ def deviation(protocols: Iterable[str]) -> str:
 
 
 def _sizes(records: Sequence[Record], metrics: Sequence[str]) -> list[str]:
-    sentences = []
     order = {"misclassification": 0, "anomaly": 1, "calibration": 2}
-    for task, dataset in sorted(_distinct((r.task, r.dataset) for r in records), key=lambda pair: order[pair[0]]):
-        measured = [r for r in records if (r.task, r.dataset) == (task, dataset) and r.value is not None]
-        if not measured:
-            continue
-        if task == "calibration":
-            rows = _span(r.positives + r.negatives for r in measured)
-            sentences.append(f"Calibration on {dataset}: {rows} rows")
-            continue
-        positive, negative = _span(r.positives for r in measured), _span(r.negatives for r in measured)
-        words = ("OOD", "ID") if task == "anomaly" else ("wrong", "right")
-        head = f"{'Anomaly' if task == 'anomaly' else 'Misclassification'} detection on {dataset}"
-        shown = {r.metric for r in measured} & set(metrics) & set(_BASE_RATES)
-        chance = f" (AUPR by chance: {_base_rate(measured)})" if shown else ""
-        sentences.append(f"{head}: {positive} {words[0]} against {negative} {words[1]} rows{chance}")
+    by_task: dict[str, dict[str, list[Record]]] = {task: {} for task in order}
+    for r in records:
+        if r.value is not None:
+            by_task[r.task].setdefault(r.dataset, []).append(r)
+    sentences = []
+    for task, by_set in by_task.items():
+        names = list(by_set)
+        if len(names) > _SEVERAL:
+            together = [r for measured in by_set.values() for r in measured]
+            sentences.append(_size(task, f"{len(names)} sets from {names[0]} to {names[-1]}", together, metrics))
+        else:
+            sentences += [_size(task, name, measured, metrics) for name, measured in by_set.items()]
     return sentences
+
+
+def _size(task: str, where: str, measured: Sequence[Record], metrics: Sequence[str]) -> str:
+    if task == "calibration":
+        return f"Calibration on {where}: {_span(r.positives + r.negatives for r in measured)} rows"
+    positive, negative = _span(r.positives for r in measured), _span(r.negatives for r in measured)
+    words = ("OOD", "ID") if task == "anomaly" else ("wrong", "right")
+    shown = {r.metric for r in measured} & set(metrics) & set(_BASE_RATES)
+    chance = f" (AUPR by chance: {_base_rate(measured)})" if shown else ""
+    return f"{task.capitalize()} detection on {where}: {positive} {words[0]} against {negative} {words[1]} rows{chance}"
 
 
 def _base_rate(records: Sequence[Record]) -> str:
@@ -120,14 +129,24 @@ def _settings(records: Sequence[Record], name: str, words: str) -> str:
 
 
 def transforms(of_models: Iterable[tuple[str, str]]) -> str:
-    """How images were brought to the models, from (model, transform in words); "" where no transform is known."""
+    """How images were brought to the models, from (model, transform in words); "" where no transform is known.
+
+    An ensemble has the transforms of its members, which are named once.
+    """
     pairs = _distinct(pair for pair in of_models if pair[1])
-    known = _distinct(transform for _, transform in pairs)
-    if not known:
-        return ""
+    single = [pair for pair in pairs if not pair[0].startswith(_POOL)]
+    pools = [text for model, text in pairs if model.startswith(_POOL)]
+    known = _distinct(text for _, text in single)
+    foreign = _distinct(each for text in pools for each in text.split("; ") if each not in known)
+    parts = []
     if len(known) == 1:
-        return f"Transform: {known[0]}"
-    return "Each model has its own transform: " + "; ".join(f"{model}: {transform}" for model, transform in pairs)
+        parts.append(f"Transform: {known[0]}")
+    elif known:
+        parts.append("Each model has its own transform: " + "; ".join(f"{model}: {text}" for model, text in single))
+    if foreign:
+        whose = "Transforms of the ensemble's other members" if known else "Transforms of the ensemble's members"
+        parts.append(f"{whose if known or len(foreign) > 1 else 'Transform'}: {'; '.join(foreign)}")
+    return ". ".join(parts)
 
 
 def _texts(records: Sequence[Record]) -> list[str]:

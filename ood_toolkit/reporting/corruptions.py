@@ -66,6 +66,8 @@ class _Errors:
 
     at: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     clean: list[float] = field(default_factory=list)
+    images: set[int] = field(default_factory=set)
+    clean_images: set[int] = field(default_factory=set)
 
     def error(self, corruption: str, severity: int) -> float | None:
         return _agreed(self.at.get((corruption, severity), []))
@@ -128,10 +130,13 @@ def _errors(found: Sequence[Views], own: bool, options: TableOptions) -> dict[st
             if part is not None and (part["group"] == _OWN) == own:
                 corrupted.add(row["model"])
                 place = part["corruption"], int(part["severity"])
-                models.setdefault(row["model"], _Errors()).at.setdefault(place, []).append(1 - row["top1"]["value"])
+                errors = models.setdefault(row["model"], _Errors())
+                errors.at.setdefault(place, []).append(1 - row["top1"]["value"])
+                errors.images.add(row["images"])
         for row in rows:
             if row["dataset"] == _CLEAN and row["model"] in corrupted:
                 models[row["model"]].clean.append(1 - row["top1"]["value"])
+                models[row["model"]].clean_images.add(row["images"])
     return models
 
 
@@ -169,7 +174,7 @@ def _by_severity(model: str, errors: _Errors, own: bool, found: Sequence[Views],
             *_RELATIVE,
         ),
         cells=tuple(cells),
-        caption=_caption(own, found, [model]),
+        caption=_caption(own, found, {model: errors}),
         conventions=_CONVENTIONS,
         notes=notes.listed,
         label=f"{options.label}:corruptions:{model}",
@@ -197,14 +202,19 @@ def _over_models(models: Mapping[str, _Errors], own: bool, found: Sequence[Views
             Header(label="mean", group="Error", arrow="↓"),
             Header(label="mCE", group="Means of the fifteen", arrow="↓"),
             Header(label="relative mCE", group="Means of the fifteen", arrow="↓"),
-            *(Header(label=name, group=f"CE, {groups[name]}", arrow="↓") for name in AVERAGED),
+            *(Header(label=_short(name), group=f"CE, {groups[name]}", arrow="↓", about=name) for name in AVERAGED),
         ),
         cells=tuple(cells),
-        caption=_caption(own, found, list(models)),
+        caption=_caption(own, found, models),
         conventions=_CONVENTIONS,
         notes=notes.listed,
         label=f"{options.label}:corruption-errors",
     )
+
+
+def _short(corruption: str) -> str:
+    """As the paper's table heads its columns: "gaussian" under noise."""
+    return corruption.partition("_")[0]
 
 
 _RELATIVE = (
@@ -223,18 +233,25 @@ _CONVENTIONS = (
 )
 
 
+def _span(counts: set[int]) -> str:
+    """One number, or from the least to the most."""
+    return " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
+
+
 def _named(own: bool) -> str:
     return "Corruption errors, corruptions made here" if own else "Corruption errors on ImageNet-C"
 
 
-def _caption(own: bool, found: Sequence[Views], models: Sequence[str]) -> tuple[str, ...]:
+def _caption(own: bool, found: Sequence[Views], models: Mapping[str, _Errors]) -> tuple[str, ...]:
+    sizes = _span({count for errors in models.values() for count in errors.images})
+    clean = {count for errors in models.values() for count in errors.clean_images}
     known = {model: text for views in found for model, text in views.get("transforms", {}).items()}
     foreign = (
         "The recipe is ImageNet-C's, the pixels are not those of its files, on which AlexNet was measured: not "
         "comparable with published numbers"
     )
     parts = [
-        _named(own),
+        f"{_named(own)}: {sizes} images at each severity" + (f", {_span(clean)} clean ones" if clean else ""),
         foreign if own else "",
         deviation([str(views.get("protocol", "")) for views in found]),
         transforms((model, known.get(model, "")) for model in models),
@@ -258,41 +275,31 @@ def _flips(
     notes = _Notes()
     extra = [name for rows in models.values() for name in rows if name not in PERTURBATIONS]
     names = [*PERTURBATIONS, *dict.fromkeys(extra)]
-    values = {model: {name: _flip(rows.get(name, [])) for name in names} for model, rows in models.items()}
-    cells = [
-        tuple(
-            notes.cell(value, why, options)
-            for model in models
-            for value, why in (
-                (values[model][name][0], _lacks(models[model].get(name, []))),
-                (_rate(name, values[model][name][0]), _lacks(models[model].get(name, []), name)),
-                (values[model][name][1], _lacks(models[model].get(name, []))),
-            )
-        )
-        for name in names
-    ]
-    means = []
-    for by_name in values.values():
-        flips = {name: flip for name, (flip, _) in by_name.items()}
-        rates = {name: _rate(name, flip) for name, flip in flips.items()}
-        distances = {name: distance for name, (_, distance) in by_name.items()}
-        means += [notes.cell(mean_over(PERTURBATIONS, of), "all", options) for of in (flips, rates, distances)]
     several = len(models) > 1
-    groups = ["" if name in PERTURBATIONS else "validation, in no mean" for name in names]
+    rows, cells = [], []
+    for model, of in models.items():
+        known = {name: _flip(of.get(name, [])) for name in names}
+        columns = (
+            {name: flip for name, (flip, _) in known.items()},
+            {name: _rate(name, flip) for name, (flip, _) in known.items()},
+            {name: distance for name, (_, distance) in known.items()},
+        )
+        for name in names:
+            group = model if several else "" if name in PERTURBATIONS else "validation, in no mean"
+            aside = several and name not in PERTURBATIONS
+            rows.append(Header(label=f"{name} (in no mean)" if aside else name, group=group))
+            lacks = _lacks(of.get(name, []))
+            whys = (lacks, _lacks(of.get(name, []), name), lacks)
+            cells.append(tuple(notes.cell(by[name], why, options) for by, why in zip(columns, whys, strict=True)))
+        rows.append(Header(label="of the ten", group=model if several else "Means"))
+        cells.append(tuple(notes.cell(mean_over(PERTURBATIONS, values), "all", options) for values in columns))
     return Table(
         name="perturbations",
         title="Flips on ImageNet-P" + ("" if several else f", {next(iter(models))}"),
         stub="Perturbation",
-        rows=(
-            *(Header(label=name, group=group) for name, group in zip(names, groups, strict=True)),
-            Header(label="of the ten", group="Means"),
-        ),
-        columns=tuple(
-            Header(label=label, group=model if several else "", arrow="↓", about=about)
-            for model in models
-            for label, about in _MEASURES.items()
-        ),
-        cells=(*cells, tuple(means)),
+        rows=tuple(rows),
+        columns=tuple(Header(label=label, arrow="↓", about=about) for label, about in _MEASURES.items()),
+        cells=tuple(cells),
         caption=_perturbation_caption(models, found),
         conventions=(
             "FP: share of comparisons in which the prediction is another, with the frame before, of noise with the "
@@ -332,8 +339,7 @@ def _lacks(rows: Sequence[Mapping[str, Any]], rate_of: str = "") -> str:
 
 def _perturbation_caption(models: Mapping[str, Mapping[str, Any]], found: Sequence[Views]) -> tuple[str, ...]:
     rows = [row for by_name in models.values() for many in by_name.values() for row in many]
-    counts = sorted({row["videos"] for row in rows})
-    span = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    span = _span({row["videos"] for row in rows})
     torn = max(row["left_out"] for row in rows)
     known = {model: text for views in found for model, text in views.get("transforms", {}).items()}
     parts = [

@@ -17,6 +17,10 @@ _SURE = "0.9"
 
 _SHARE = "accuracy"
 """The metric whose digits and percent every number here has."""
+_SEVERAL = 6
+"""More sets than this are not listed one by one in a caption."""
+_MATRICES = 12
+"""More sets than this have a matrix each only where they are asked for by name."""
 
 Views = Mapping[str, Any]
 
@@ -37,7 +41,7 @@ def read_views(run: Path) -> Views:
 def robustness_tables(views: Views, *, options: TableOptions = DEFAULTS) -> list[Table]:
     """One table of accuracies, drops and wrong answers, then a transfer matrix for every set, under the mask.
 
-    The matrices without the mask are in the file.
+    The matrices without the mask are in the file, as are all of a run on many sets.
 
     Args:
         views: of one run, from `read_views`.
@@ -48,9 +52,7 @@ def robustness_tables(views: Views, *, options: TableOptions = DEFAULTS) -> list
     chosen = [row for row in views["accuracy"] if _chosen(row, options)]
     made = [_accuracies(views, chosen, options)] if chosen else []
     several = len(_masks(views)) > 1
-    kept = [entry for entry in views["transfer"] if entry["mask"] == _masks(views)[0]]
-    kept = [entry for entry in kept if not options.datasets or entry["dataset"] in options.datasets]
-    return made + [_transfer(views, entry, several, options) for entry in kept]
+    return made + [_transfer(views, entry, several, options) for entry in _matrices(views, options)]
 
 
 def class_accuracies(views: Views, *, options: TableOptions = DEFAULTS) -> list[Table]:
@@ -119,7 +121,6 @@ def _accuracies(views: Views, rows: Sequence[Mapping[str, Any]], options: TableO
         known = Cell(text=f"≈ {options.number(human['accuracy'], _SHARE)}", value=human["accuracy"])
         cells.append((known, *(Cell() for _ in cells[0][1:])))
     counts = {row["dataset"]: row["images"] for row in rows if row["mask"] == masks[0]}
-    sizes = ", ".join(f"{count:,} images of {name}" for name, count in counts.items())
     return Table(
         name="robustness",
         title="Robustness",
@@ -128,7 +129,8 @@ def _accuracies(views: Views, rows: Sequence[Mapping[str, Any]], options: TableO
         columns=_columns(views),
         cells=tuple(cells),
         caption=(
-            f"Robustness{_setting(views)}: {sizes}",
+            f"Robustness{_setting(views)}: {_sizes(counts)}",
+            *_matrices_left_out(views, options),
             *(() if several else (f"Model {places[0][0]}",)),
             *_standing(views, [model for model, _ in places]),
         ),
@@ -137,6 +139,36 @@ def _accuracies(views: Views, rows: Sequence[Mapping[str, Any]], options: TableO
         label=f"{options.label}:robustness",
         intervals=options.intervals != "none",
     )
+
+
+def _sizes(counts: Mapping[str, int]) -> str:
+    """Images of each set; of many sets, alike ones together."""
+    if len(counts) <= _SEVERAL:
+        return ", ".join(f"{count:,} images of {name}" for name, count in counts.items())
+    alike: dict[int, list[str]] = {}
+    for name, count in counts.items():
+        alike.setdefault(count, []).append(name)
+    return ", ".join(
+        f"{count:,} images of {names[0]}"
+        if len(names) == 1
+        else f"{count:,} images of each of {len(names)} sets from {names[0]} to {names[-1]}"
+        for count, names in alike.items()
+    )
+
+
+def _matrices_left_out(views: Views, options: TableOptions) -> list[str]:
+    """A sentence where there are too many matrices to show."""
+    if _matrices(views, options) or not views["transfer"]:
+        return []
+    return ["How errors transfer between models is shown of sets that --datasets names, because there are so many"]
+
+
+def _matrices(views: Views, options: TableOptions) -> list[Mapping[str, Any]]:
+    """The matrices under the mask of the sets that were chosen, or of all where they are not too many."""
+    entries = [entry for entry in views["transfer"] if entry["mask"] == _masks(views)[0]]
+    if options.datasets:
+        return [entry for entry in entries if entry["dataset"] in options.datasets]
+    return entries if len(entries) <= _MATRICES else []
 
 
 def _line(views: Views, model: str, dataset: str, options: TableOptions) -> tuple[Cell, ...]:

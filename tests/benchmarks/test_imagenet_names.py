@@ -63,6 +63,27 @@ def test_a_corruption_that_lacks_images_is_marked(root: Path):
     assert {alone.protocol, group.protocol} == {"full-1000way-like"}
 
 
+def test_many_corruptions_that_lack_images_are_counted_together(root: Path):
+    for severity in (1, 2, 5):
+        for number in range(3):
+            touch(root / f"imagenet-c/blur/defocus_blur/{severity}/{RENDERED[0]}/{number}.JPEG")
+    for severity in (1, 2, 5):
+        touch(root / f"imagenet-c/blur/zoom_blur/{severity}/{RENDERED[0]}/a.JPEG")
+        touch(root / f"imagenet-c/blur/zoom_blur/{severity}/{RENDERED[1]}/a.JPEG")
+    caption = imagenet_suite("imagenet-c-blur", root).caption
+    assert "5 from imagenet-c-blur/defocus_blur/3 to imagenet-c-blur/zoom_blur/5 have 2 each" in caption
+    assert "imagenet-c-blur/defocus_blur/1 has 3, imagenet-c-blur/defocus_blur/2 has 3, " in caption
+
+
+@pytest.mark.parametrize("within", ["defocus_blurr", "fog", "fog/3"])
+def test_a_corruption_that_its_group_has_not_is_refused_with_those_that_it_has(root: Path, within: str):
+    name = within.partition("/")[0]
+    with pytest.raises(ValueError, match=rf"imagenet-c-blur has no corruption '{name}'; known: defocus_blur, glass_"):
+        imagenet_suite(f"imagenet-c-blur/{within}", root)
+    with pytest.raises(ValueError, match=r"a severity is one of \(1, 2, 3, 4, 5\), .* got '6'"):
+        imagenet_suite("imagenet-c-blur/defocus_blur/6", root)
+
+
 def test_missing_validation_images_are_marked_and_those_held_out_are_not_missing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -108,7 +108,11 @@ def test_ones_own_corruptions_stand_apart_and_say_that_they_compare_with_nothing
 def test_several_models_have_the_papers_table_with_a_row_each():
     runs = [views_of(AVERAGED), views_of(AVERAGED, "m2"), views_of(("fog",), "ensemble[m1, m2] by mean_probability")]
     *_, over = corruption_tables(runs)
-    assert [column.label for column in over.columns] == ["clean", "mean", "mCE", "relative mCE", *AVERAGED]
+    assert [column.label for column in over.columns] == [
+        *("clean", "mean", "mCE", "relative mCE"),
+        *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog", "brightness"),
+        *("contrast", "elastic", "pixelate", "jpeg"),
+    ]
     rows = rows_of(over)
     expected = sum(
         sum(1 - accuracy(name, s, "m2") for s in range(1, 6)) / sum(ALEXNET_ERRORS[name]) for name in AVERAGED
@@ -147,6 +151,27 @@ def test_flip_rates_are_over_alexnets_and_their_mean_is_over_all_ten():
     rows = rows_of(partial)
     assert rows["of the ten"] == rows["rotate"] == [MISSING] * 3
     assert rows["gaussian_noise_2"][1] == MISSING != rows["gaussian_noise_2"][0]
+
+
+def test_the_flips_of_several_models_stand_below_one_another():
+    (table,) = corruption_tables([flips(PERTURBATIONS), flips(("tilt", "shear"), "m2")])
+    assert [column.label for column in table.columns] == ["FP", "FR", "T5D"]
+    places = [(row.group, row.label) for row in table.rows]
+    eleven = [*PERTURBATIONS, "shear (in no mean)", "of the ten"]
+    assert places == [(model, label) for model in ("m1", "m2") for label in eleven]
+    cells = {place: [cell.text for cell in row] for place, row in zip(places, table.cells, strict=True)}
+    assert cells["m1", "tilt"] == cells["m2", "tilt"] == ["0.040", f"{0.04 / ALEXNET_FLIPS['tilt']:.3f}", "0.400"]
+    assert cells["m2", "of the ten"] == [MISSING] * 3 != cells["m1", "of the ten"]
+
+
+def test_captions_say_how_many_images_an_error_stands_on():
+    views = views_of(("fog",))
+    (table,) = corruption_tables([views])
+    assert "Corruption errors on ImageNet-C: 50,000 images at each severity, 50,000 clean ones" in table.caption
+    views["accuracy"][0]["images"] = 49_999
+    views["accuracy"].pop()  # the clean one
+    (table,) = corruption_tables([views])
+    assert "Corruption errors on ImageNet-C: 49,999 to 50,000 images at each severity" in table.caption
 
 
 def test_every_format_prints_the_tables():

@@ -159,6 +159,20 @@ def test_every_caption_names_suite_protocol_deviation_transform_and_what_is_not_
     assert latex.count("protocol official-like") == 4
 
 
+def test_of_many_sets_captions_count_alike_ones_together_and_matrices_come_by_name():
+    views = made_up()
+    for key in ("accuracy", "wrong_confidence", "transfer"):
+        first = [row for row in views[key] if row["dataset"] == "imagenet-a"]
+        views[key] += [row | {"dataset": f"c/fog/{s}"} for s in range(12) for row in first]
+    (table,) = robustness_tables(views)
+    caption = ". ".join(table.caption)
+    assert "1,000 images of each of 13 sets from imagenet-a to c/fog/11, 1,001 images of imagenet-a-clean." in caption
+    assert "How errors transfer between models is shown of sets that --datasets names" in caption
+    chosen = robustness_tables(views, options=TableOptions(datasets=("c/fog/3",)))
+    assert [table.title for table in chosen[1:]] == ["Transfer of errors on c/fog/3, 200 classes"]
+    assert "--datasets" not in ". ".join(chosen[0].caption)
+
+
 def test_intervals_percent_and_digits_are_those_asked_for():
     first = robustness_tables(made_up(), options=TableOptions(intervals="brackets", scale="percent"))[0].cells[0][0]
     assert (first.text, first.bounds, first.value) == ("11.1 [9.1, 13.1]", ("9.1", "13.1"), pytest.approx(0.111))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ood_toolkit.records import METRICS, Record
 from ood_toolkit.reporting.assembly import places_of
+from ood_toolkit.reporting.captions import transforms
 from ood_toolkit.reporting.grid import MISSING, Table
 from ood_toolkit.reporting.options import TableOptions
 from ood_toolkit.reporting.tables import render, tables
@@ -196,6 +197,29 @@ def test_the_caption_states_sets_sizes_chance_and_settings(make_run: MakeRun) ->
     ):
         assert words in text
     assert "FPR95: Share of ID (right) rows flagged when 95% of OOD (wrong) rows are" in table.conventions
+
+
+def test_the_sizes_of_many_sets_are_one_sentence(make_run: MakeRun) -> None:
+    names = [f"set{number}" for number in range(7)]
+    (detectors,) = tables(make_run(ood=names), what="detectors")
+    caption = ". ".join(detectors.caption)
+    assert "Anomaly detection on 7 sets from set0 to set6: 1000 OOD against 1300 ID rows (AUPR by chance" in caption
+    assert "Misclassification detection on val1300: " in caption
+
+
+@pytest.mark.parametrize(
+    ("of_models", "text"),
+    [
+        ([("a", "x"), ("b", "y"), ("ensemble[a, b]", "x; y")], "Each model has its own transform: a: x; b: y"),
+        ([("a", "x"), ("b", "x"), ("ensemble[a, b]", "x")], "Transform: x"),
+        ([("ensemble[a, b]", "x; y")], "Transforms of the ensemble's members: x; y"),
+        ([("ensemble[a, b]", "x")], "Transform: x"),
+        ([("a", "x"), ("ensemble[a, b]", "x; y")], "Transform: x. Transforms of the ensemble's other members: y"),
+        ([("a", "")], ""),
+    ],
+)
+def test_the_transforms_of_an_ensemble_are_its_members(of_models: list[tuple[str, str]], text: str) -> None:
+    assert transforms(of_models) == text
 
 
 @pytest.mark.parametrize(
