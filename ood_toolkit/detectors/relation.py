@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import threshold_
+from torch.nn.functional import threshold
 
 from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.train_rows import subset
@@ -101,6 +101,6 @@ class RelationDetector(Detector):
             some = (agreement.amax(dim=1) > least).nonzero().squeeze(1)
             rows = rows[some]
             edges = (directions[rows] @ self.directions[block].T).clamp_min_(0).mul_(agreement[some])
-            edges = threshold_(edges, self.threshold, 0.0)
+            edges = threshold(edges, self.threshold, 0.0, inplace=True)
             total.index_add_(0, rows, (edges if self.power == 1 else edges.pow_(self.power)).sum(dim=1))
         return total

@@ -88,7 +88,8 @@ def nll_minimum(logits: torch.Tensor, labels: torch.Tensor) -> float:
         p = (beta * logits.double()).softmax(dim=1)
         return float(((p * logits).sum(dim=1) - logits.double().gather(1, labels.unsqueeze(1)).squeeze(1)).mean())
 
-    return 1 / float(scipy.optimize.brentq(slope, 1e-3, 1e3, xtol=1e-14))
+    found: Any = scipy.optimize.brentq(slope, 1e-3, 1e3, xtol=1e-14)
+    return 1 / found
 
 
 @pytest.mark.parametrize("wrong", [2, 3000])
