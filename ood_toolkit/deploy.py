@@ -49,6 +49,10 @@ class GuardedClassifier(nn.Module):
         self, model: nn.Module, detector: Detector | LiveDetector, *, calibrator: Calibrator | None = None
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"a guarded classifier takes a torch module, got {model!r}")
+        if not isinstance(calibrator, Calibrator | None):
+            raise TypeError(f"calibrator must be one such as TemperatureCalibrator(), got {calibrator!r}")
         self.classifier = model if isinstance(model, Classifier) else Classifier(model, taps=detector.taps)
         missing = set(detector.taps) - set(self.classifier.taps)
         if missing:
@@ -90,6 +94,8 @@ class GuardedClassifier(nn.Module):
         """
         if not 0 < false_alarm_rate < 1:
             raise ValueError(f"false_alarm_rate must lie between 0 and 1, got {false_alarm_rate}")
+        if not isinstance(held_out, Tensor | Outputs):
+            raise TypeError(f"fit_threshold takes scores, images or Outputs as tensors, got {type(held_out).__name__}")
         scores = self._held_out_scores(held_out)
         if scores.isnan().any():
             raise ValueError(f"{int(scores.isnan().sum())} of {len(scores)} held-out scores are NaN")

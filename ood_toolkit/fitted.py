@@ -127,6 +127,8 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse("knn(k=50)")
     ('knn', {'k': 50})
     """
+    if not isinstance(spec, str):
+        raise TypeError(f"a spec is text such as 'knn(k=50)', got {spec!r}; a class or an object needs no building")
     name, bracket, rest = spec.strip().partition("(")
     if not bracket:
         return name.strip(), {}

@@ -50,12 +50,27 @@ def require_kind(what: str, value: Any, hint: Any) -> Any:
     if typing.get_origin(hint) is Literal:
         return require_allowed(what, value, typing.get_args(hint))
     if not allowed <= _PLAIN:
-        return value
+        return _require_tuple(what, value, allowed)
     if type(value) not in _PLAIN and getattr(value, "shape", None) == ():  # of NumPy or torch
         value = value.item()
     if type(value) in allowed or (type(value) is int and float in allowed):
         return value
     raise TypeError(f"{what} must be {' or '.join(sorted(map(_word, allowed)))}, got {value!r}")
+
+
+def _require_tuple(what: str, value: Any, allowed: set[Any]) -> Any:
+    """The value, a list as a tuple, where the annotation asks for a tuple or plain kinds and for nothing else."""
+    shapes = [typing.get_args(kind) for kind in allowed if typing.get_origin(kind) is tuple]
+    plain = {kind for kind in allowed if typing.get_origin(kind) is not tuple}
+    if not shapes or not plain <= _PLAIN or type(value) in plain:
+        return value
+    length = None if shapes[0][-1] is ... else len(shapes[0])
+    if not isinstance(value, tuple | list) or length not in (None, len(value)):
+        words = f"a tuple of {length}" if length else "a tuple"
+        raise TypeError(f"{what} must be {' or '.join([words, *sorted(map(_word, plain))])}, got {value!r}")
+    if shapes[0][0] in _PLAIN:
+        return tuple(require_kind(f"every one of {what}", each, shapes[0][0]) for each in value)
+    return tuple(value)
 
 
 def require_allowed(what: str, value: Any, allowed: Allowed | None = None) -> Any:

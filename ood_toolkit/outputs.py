@@ -227,6 +227,9 @@ class Outputs:
         classes = torch.as_tensor(classes, dtype=torch.int64, device=self.labels.device)
         if classes.unique().numel() != classes.numel():
             raise ValueError("a class mask must not name a class twice")
+        if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < self.classes:
+            low, high = int(classes.min()), int(classes.max())
+            raise ValueError(f"a class mask must lie in [0, {self.classes}), but spans [{low}, {high}]")
         lookup = torch.full((self.classes + 1,), UNKNOWN, dtype=torch.int64, device=self.labels.device)
         lookup[classes] = torch.arange(len(classes), device=self.labels.device)
         labels = lookup[self.labels]  # UNKNOWN (-1) reads the last entry, which stays UNKNOWN
@@ -255,7 +258,7 @@ class Outputs:
 
     def with_taps(self, taps: Mapping[str, Tensor]) -> "Outputs":
         """The same rows with these taps beside those they have."""
-        more = {name: full_precision(tap) for name, tap in taps.items()}
+        more = {name: full_precision(require_tensor(tap, f"tap {name!r}")) for name, tap in taps.items()}
         made = Outputs._trusted(
             logits=self.logits, features=self.features, labels=self.labels, head=self.head, taps={**self.taps, **more}
         )

@@ -84,6 +84,10 @@ def with_head(**changes: Any) -> Outputs:
         (lambda: with_head(head=LAYER), r"head must be Head\(weight, bias\), got Linear"),
         (lambda: Head(LAYER, torch.zeros(2)), r"got Linear; of a layer: Head\(layer\.weight, layer\.bias\)"),
         (lambda: Head(torch.zeros(2, 3), NOTHING), r"got NoneType; for a layer without one: torch\.zeros\(classes\)"),
+        (lambda: build_detector(NOTHING), r"a spec is text such as 'knn\(k=50\)', got None"),
+        (lambda: EnergyDetector().wrap(NOTHING), "takes a torch module, got None"),
+        (lambda: EnergyDetector().wrap(LAYER, calibrator="temperature"), r"one such as TemperatureCalibrator\(\)"),
+        (lambda: DATA.id.with_taps({"depth": [1.0]}), "tap 'depth' must be a torch tensor, got list"),
         (lambda: Outputs.from_logits(LOGITS.numpy()), "logits must be a torch tensor, got ndarray"),
     ],
 )
@@ -116,6 +120,7 @@ def narrower() -> Outputs:
             lambda: Outputs.from_logits(LOGITS[0]),
             r"logits must be \(N, classes\), got \(5,\); one row is logits\[None\]",
         ),
+        (lambda: DATA.id.select_classes(torch.tensor([0, 9])), r"mask must lie in \[0, 6\), but spans \[0, 9\]"),
         (lambda: Head(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2)), "must be floating-point, got torch.int64"),
     ],
 )

@@ -156,3 +156,13 @@ def test_what_is_allowed_names_parameters_and_allows_the_defaults(kind: type[Fit
     assert set(vars(kind).get("allowed", {})) <= set(known)
     for name, parameter in known.items():
         require_allowed(name, parameter.default, kind.allowed.get(name))
+
+
+def test_a_list_becomes_a_tuple_and_a_single_word_for_it_is_refused() -> None:
+    assert build_detector("gram(layers=['a', 'b'])").spec == "gram(layers=('a', 'b'))"
+    with pytest.raises(TypeError, match="GramDetector: layers must be a tuple or None, got 'a'"):
+        METHODS["gram"](layers="a")  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="bounds must be a tuple of 2, got \\(1,\\)"):
+        METHODS["temperature"](bounds=(1,))  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match=r"every one of .*bounds must be float, got 'a'"):
+        METHODS["temperature"](bounds=("a", "b"))  # pyright: ignore[reportCallIssue]
