@@ -297,6 +297,9 @@ class Outputs:
         first = parts[0]
         if any(part.head.weight.shape != first.head.weight.shape for part in parts):
             raise ValueError("outputs under different heads cannot be concatenated")
+        if len({part.head.weight.dtype for part in parts}) > 1:
+            parts = [part.to(torch.float64) for part in parts]
+            first = parts[0]
         return Outputs._trusted(
             logits=torch.cat([p.logits for p in parts]),
             features=torch.cat([p.features for p in parts]),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ood_toolkit.calibrators import MeanProbabilityEnsemble, TemperatureCalibrator, VectorCalibrator
 from ood_toolkit.detectors import Detector, EnergyDetector, KNNDetector, MahalanobisDetector, MCMDetector, ODINDetector
+from ood_toolkit.models import Classifier
 from ood_toolkit.outputs import Head, Outputs
 from ood_toolkit.registry import build_detector
 from ood_toolkit.testing import SyntheticClassifier, synthetic_images, synthetic_outputs
@@ -84,6 +85,8 @@ def with_head(**changes: Any) -> Outputs:
         (lambda: with_head(head=LAYER), r"head must be Head\(weight, bias\), got Linear"),
         (lambda: Head(LAYER, torch.zeros(2)), r"got Linear; of a layer: Head\(layer\.weight, layer\.bias\)"),
         (lambda: Head(torch.zeros(2, 3), NOTHING), r"got NoneType; for a layer without one: torch\.zeros\(classes\)"),
+        (lambda: Classifier(NOTHING), "Classifier takes a torch module, got None; load_classifier takes names"),
+        (lambda: Classifier(LAYER)(LOGITS.numpy()), "images must be a torch tensor, got ndarray"),
         (lambda: build_detector(NOTHING), r"a spec is text such as 'knn\(k=50\)', got None"),
         (lambda: EnergyDetector().wrap(NOTHING), "takes a torch module, got None"),
         (lambda: EnergyDetector().wrap(LAYER, calibrator="temperature"), r"one such as TemperatureCalibrator\(\)"),
@@ -135,6 +138,11 @@ def test_logits_features_and_head_come_to_the_widest_dtype() -> None:
         outputs = with_head(**fields)
         assert {outputs.logits.dtype, outputs.features.dtype, outputs.head.weight.dtype} == {torch.float64}
     assert Head(torch.zeros(2, 3), torch.zeros(2).double()).weight.dtype == torch.float64
+
+
+def test_outputs_of_two_dtypes_are_concatenated_in_the_wider() -> None:
+    both = Outputs.cat([DATA.id, DATA.ood.to(torch.float64)])
+    assert {both.logits.dtype, both.features.dtype, both.head.weight.dtype} == {torch.float64}
 
 
 def test_a_fitted_detector_moved_to_another_dtype_computes_in_it() -> None:

@@ -62,6 +62,8 @@ class Classifier(nn.Module):
         compiled: bool = False,
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Classifier takes a torch module, got {model!r}; load_classifier takes names")
         if len(mean) != len(std) or min(std, default=0) <= 0:
             raise ValueError(f"mean and std need one value per channel, std > 0; got {tuple(mean)} and {tuple(std)}")
         if head not in (None, LOGITS) and not is_linear(dict(model.named_modules()).get(str(head))):
@@ -314,6 +316,8 @@ class Classifier(nn.Module):
         return inputs.clone() if inputs is images else inputs
 
     def _check_images(self, images: Tensor) -> None:
+        if not isinstance(images, Tensor):
+            raise TypeError(f"images must be a torch tensor, got {type(images).__name__}; torch.as_tensor makes one")
         if images.ndim != 4 or not (images.is_floating_point() or images.dtype == torch.uint8):
             raise ValueError(
                 "images must be (N, channels, height, width), float in [0, 1] or uint8; "
