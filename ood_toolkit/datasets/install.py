@@ -13,7 +13,7 @@ from ood_toolkit.datasets.catalogue import entry as catalogue_entry
 from ood_toolkit.datasets.classes import class_list, folder_map
 from ood_toolkit.datasets.download import Progress, allowed, fetch, silent, verify
 from ood_toolkit.datasets.images import ImageSet
-from ood_toolkit.datasets.locate import Found, find, how_to_get, open_set
+from ood_toolkit.datasets.locate import Found, find, how_to_get, open_set, sought
 from ood_toolkit.datasets.unpack import unpack
 from ood_toolkit.datasets.videos import VIDEO_SUFFIX
 
@@ -71,8 +71,7 @@ def check(name: str | CatalogueEntry, root: Path) -> Checked:
     if known.labels == "unread":
         return Checked(known, None, 0, [f"described but not read by this toolkit. {how_to_get(known)}"])
     if found is None:
-        places = ", ".join(known.places)
-        return Checked(known, None, 0, [f"not below {root} (looked for {places}). {how_to_get(known)}"])
+        return Checked(known, None, 0, [f"not below {root} ({sought(known, root)}). {how_to_get(known)}"])
     if known.labels == "frames":
         videos = sum(1 for _ in found.path.rglob(f"*{VIDEO_SUFFIX}"))
         return Checked(known, found, videos, [], what="videos")

@@ -90,8 +90,7 @@ def open_set(entry: CatalogueEntry, root: Path, *, within: str = "", every_folde
         raise ValueError(f"{entry.title} is described but not read: {entry.login}")
     found = find(entry, root)
     if found is None:
-        places = ", ".join(entry.places)
-        raise ValueError(f"{entry.title} is not below {str(root)!r} (looked for {places}). {how_to_get(entry)}")
+        raise ValueError(f"{entry.title} is not below {str(root)!r} ({sought(entry, root)}). {how_to_get(entry)}")
     images = _open(entry, found, within)
     if within and entry.labels != "frames":
         images = below(images, within)
@@ -101,6 +100,14 @@ def open_set(entry: CatalogueEntry, root: Path, *, within: str = "", every_folde
         return images
     kept = [row for row, image in enumerate(images.ids) if image.partition("/")[0] not in entry.drop_folders]
     return images if len(kept) == len(images) else SubsetImages(images, kept)
+
+
+def sought(entry: CatalogueEntry, root: Path) -> str:
+    """Where it was looked for, or which folder is there and is not laid out as the set is."""
+    there = [root / place for place in entry.places if (root / place).is_dir()]
+    if there and entry.layout:
+        return f"the folder {str(there[0])!r} is there, but not laid out as {entry.layout}"
+    return f"looked for {', '.join(entry.places)}"
 
 
 def how_to_get(entry: CatalogueEntry) -> str:

@@ -116,3 +116,12 @@ def test_underscores_will_do_and_a_near_miss_is_answered():
         ValueError, match=r"no data set is named 'imagnet-a'; did you mean 'imagenet-a'\? Known: cifar-10,"
     ):
         entry("imagnet-a")
+
+
+def test_checksums_of_the_small_sets_are_those_that_torchvision_enforces():
+    from torchvision.datasets import MNIST, SVHN, Places365
+
+    known = {name: entry(name).login or "" for name in ("svhn", "mnist", "places365")}
+    assert SVHN.split_list["test"][2] in known["svhn"]
+    assert all(md5 in known["mnist"] for file, md5 in MNIST.resources if "images" in file)
+    assert dict(Places365._IMAGES_META.values())["val_256.tar"] in known["places365"]

@@ -191,3 +191,11 @@ def test_room_is_asked_for_before_the_download(
     with pytest.raises(ValueError, match=r"needs about 2000000000.0 GB in .* are free"):
         get(known, data, yes=True)
     assert server.asked == []
+
+
+def test_a_folder_that_is_there_and_laid_out_otherwise_is_named(tmp_path: Path):
+    jpeg(tmp_path / "imagenet-o" / "n00000000" / "a.JPEG", 0)
+    with pytest.raises(ValueError, match=r"the folder '.*imagenet-o' is there, but not laid out as imagenet-o/<wnid"):
+        open_set(entry("imagenet-o"), tmp_path)
+    assert "is there, but not laid out as" in check("imagenet-o", tmp_path).problems[0]
+    assert "looked for imagenet-a" in check("imagenet-a", tmp_path).problems[0]
