@@ -168,6 +168,8 @@ def _run(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], None]) 
     settings = _settings(choices, plan, crew, say)
     if plan.hint:
         say(plan.hint)
+    if drawn := _drawn(choices):
+        say(f"--no-pretrained: the weights of {', '.join(drawn)} are drawn at random, none are published ones")
     with folder.stage("total"):
         Runner(plan.suite, settings, folder).run()
     views = robustness(
@@ -180,7 +182,7 @@ def _run(choices: Choices, plan: _Plan, crew: Crew, say: Callable[[str], None]) 
     if views:
         replace_text(folder.path / ROBUSTNESS_FILE, as_json(views))
     if plan.name not in ("digits", "folders"):
-        _compare(folder, plan.models, say)
+        _compare(folder, plan.models, _drawn(choices), say)
     return folder
 
 
@@ -264,11 +266,21 @@ def _suite_name(choices: Choices) -> tuple[str, str]:
     return name, hint
 
 
-def _compare(folder: RunFolder, models: Sequence[LoadedClassifier], say: Callable[[str], None]) -> None:
-    """Says what others report of the same models, and adds the means over sets that OpenOOD prints."""
+def _drawn(choices: Choices) -> list[str]:
+    """Models whose published weights were not asked for, nor any others given."""
+    if choices.pretrained or choices.checkpoints:
+        return []
+    known = ("timm:", "torchvision:", "transformers:", "open_clip:")
+    return [spec for spec in (*choices.models, *choices.members) if spec.startswith(known)]
+
+
+def _compare(
+    folder: RunFolder, models: Sequence[LoadedClassifier], drawn: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Says what others report of the same weights, and adds the means over sets that OpenOOD prints."""
     folder.add(near_far(folder.records))
     sizes = {model.spec: model.input_size[1] for model in models}
-    lines, warnings = reference_lines(folder.records, sizes)
+    lines, warnings = reference_lines((r for r in folder.records if r.model not in drawn), sizes)
     folder.facts["references"] = lines
     for line in (*lines, *(f"warning: {warning}" for warning in warnings)):
         say(line)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ood_toolkit.benchmarks.choices import Choices
+from ood_toolkit.benchmarks.command import run
 from ood_toolkit.benchmarks.published import (
     OPENOOD_NAMES,
     _openood,
@@ -12,6 +14,7 @@ from ood_toolkit.benchmarks.published import (
     published_openood,
 )
 from ood_toolkit.registry import detector_classes
+from tests.datasets.official import imagenet_a
 
 PROTOCOL = Path(__file__).parents[2].parent / "shared" / "protocol"
 
@@ -75,3 +78,27 @@ def test_every_name_of_the_map_is_a_detector_and_a_row():
     rows = {method for method, _ in _openood()}
     assert set(OPENOOD_NAMES.values()) <= rows
     assert set(OPENOOD_NAMES) <= set(detector_classes())
+
+
+def test_weights_that_were_drawn_stand_beside_no_published_number(tmp_path: Path):
+    pytest.importorskip("timm")
+    imagenet_a(tmp_path)
+    said: list[str] = []
+    asked = Choices(
+        suite="imagenet-a",
+        models=["timm:resnet18"],
+        pretrained=False,
+        data_root=tmp_path,
+        detectors="msp",
+        calibrators="none",
+        learn="none",
+        out=tmp_path / "run",
+        cache=tmp_path / "cache",
+        resamples=0,
+        workers=0,
+        device="cpu",
+    )
+    folder = run(asked, say=said.append)
+    assert folder.facts["references"] == []
+    assert "--no-pretrained: the weights of timm:resnet18 are drawn at random, none are published ones" in said
+    assert not any("timm reports" in line for line in said)
