@@ -241,6 +241,17 @@ def principal_axes(covariance: Float[Tensor, "D D"]) -> tuple[Float[Tensor, " D"
     return values.flip(0).clamp_min(0.0), vectors.flip(1)
 
 
+def leading_axes(covariance: Float[Tensor, "D D"], dim: int) -> Float[Tensor, "D R"]:
+    """The `dim` directions of largest variance, or as many as have any, at least one.
+
+    Rows that are fewer than `dim` span fewer: which of the directions without variance came next, only rounding would
+    decide. The cut-off is that of `whitening`.
+    """
+    variances, axes = principal_axes(covariance)
+    varying = int((variances > len(variances) * torch.finfo(torch.float64).eps * variances[0]).sum())
+    return axes[:, : max(1, min(dim, varying))].contiguous()
+
+
 def components_for(variances: Float[Tensor, " D"], share: float) -> int:
     """The fewest leading components that hold at least `share` of the variance, at least 1."""
     cumulated = variances.cumsum(0) / variances.sum()

@@ -11,7 +11,7 @@ from ood_toolkit.detectors.base import Detector
 from ood_toolkit.detectors.pca import reconstruction_error
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.quantiles import quantile
-from ood_toolkit.stats import moments, one_group, principal_axes
+from ood_toolkit.stats import leading_axes, moments, one_group
 
 
 class PCAFusionDetector(Detector):
@@ -23,7 +23,8 @@ class PCAFusionDetector(Detector):
     The product means what it should where the sum of exponentials exceeds 1, as it does for any usual head.
 
     Args:
-        dim: components kept, 1 to D; by default D / 8, the authors' 256 for D = 2048.
+        dim: components kept, 1 to D; by default D / 8, the authors' 256 for D = 2048. All where few training rows span
+            fewer.
         percentile: c is this percentile of all numbers in the training features, in [0, 100); None clips nothing.
         clip: c itself, in feature units, instead of the percentile.
         residual_of: what the error above the bar is of: f⁺ ("clipped"), or f ("raw").
@@ -74,7 +75,7 @@ class PCAFusionDetector(Detector):
         if not 1 <= dim <= train.width:
             raise ValueError(f"dim must lie between 1 and {train.width}, got {dim}")
         gathered = moments(train, groups=one_group)
-        self.centre, self.axes = gathered.mean, principal_axes(gathered.total)[1][:, :dim].contiguous()
+        self.centre, self.axes = gathered.mean, leading_axes(gathered.total, dim)
         self.weight, self.bias = train.head.weight.clone(), train.head.bias.clone()
         if self.clip is not None:
             self.threshold = self.bias.new_tensor(self.clip)

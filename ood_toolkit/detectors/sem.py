@@ -13,7 +13,7 @@ from ood_toolkit.detectors.layers import split_layers, tap_spec
 from ood_toolkit.detectors.mixture import fit_tied_mixture, log_joint
 from ood_toolkit.outputs import Outputs
 from ood_toolkit.scratch import room_for
-from ood_toolkit.stats import blocks, moments, one_group, principal_axes
+from ood_toolkit.stats import blocks, leading_axes, moments, one_group
 
 
 class SEMDetector(Detector):
@@ -135,7 +135,7 @@ class SEMDetector(Detector):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Centre, whitener, means and factors of a mixture over the principal components of what `of` reads."""
         gathered = moments(train, groups=one_group, of=of)
-        axes = principal_axes(gathered.total)[1][:, :dim]
+        axes = leading_axes(gathered.total, dim)
         reduced = room_for(len(train), axes.shape[1], like=of(train.rows(slice(0, 1))))
         start = 0
         for batch in blocks(train):

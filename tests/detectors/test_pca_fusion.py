@@ -49,6 +49,13 @@ def test_it_is_the_product_of_the_two_detectors_it_joins(outputs_like):
     torch.testing.assert_close(every_axis, ReActDetector(90.0).fit(train)(test))
 
 
+def test_few_rows_leave_out_the_axes_that_only_rounding_would_choose(outputs_like):
+    train, test = outputs_like(5), outputs_like(30, seed=1)
+    scores = PCAFusionDetector(dim=7).fit(train)(test)
+    torch.testing.assert_close(scores, PCAFusionDetector(dim=4).fit(train)(test), rtol=0, atol=0)
+    torch.testing.assert_close(PCAFusionDetector(dim=7).fit(train.rows([3, 1, 4, 0, 2]))(test), scores)
+
+
 def test_it_keeps_an_eighth_of_the_axes_unless_told(golden):
     detector = PCAFusionDetector().fit(golden.outputs("fit"))
     assert detector.axes.shape[1] == golden.outputs("fit").width // 8

@@ -138,6 +138,14 @@ def test_equal_rows_are_no_trouble():
     assert SEMDetector().fit(few)(train).isfinite().all()
 
 
+def test_few_rows_leave_out_the_axes_that_only_rounding_would_choose():
+    train, test = styled(5, 0)[0], styled(30, 9)[0]  # 4 directions of 6 features, and of 12 statistics
+    few = SEMDetector(components=1, style_components=1)
+    scores = few.fit(train)(test)
+    assert (few.whitener.shape, few.style_whitener.shape) == ((6, 4), (12, 4))
+    torch.testing.assert_close(few.clone().fit(train.rows([3, 1, 4, 0, 2]))(test), scores)
+
+
 def test_it_keeps_the_laws():
     check_detector(SEMDetector)
     check_detector(SEMDetector(weight=1e-4, spread="std", dim=5))
