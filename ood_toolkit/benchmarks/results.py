@@ -62,10 +62,13 @@ class RunFolder:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Adds the wall time of the block to run.json, also when it fails."""
+        """Adds the wall time of the block to run.json, also when it fails; then its name goes with the error."""
         started = time.perf_counter()
         try:
             yield
+        except Exception as error:
+            error.add_note(f"in the stage {name!r}")
+            raise
         finally:
             stages = self.facts["stages"]
             stages[name] = round(stages.get(name, 0.0) + time.perf_counter() - started, 3)

@@ -223,6 +223,8 @@ class Runner:
             missing = ", ".join(f"{tap} ({why})" for tap, why in gaps.items())
             if missing and (not method.chosen or self._others_give(model, lacking, mask)):
                 self.folder.facts["left_out"].setdefault(model.spec, {})[method.spec] = f"needs the tap {missing}"
+                if method.chosen and MEMBER_TAP not in lacking:
+                    self.settings.say(f"{model.spec}: {method.spec} left out: needs the tap {missing}")
                 continue
             with self.folder.stage(f"detect {method.spec}"):
                 if isinstance(method.detector, LiveDetector):

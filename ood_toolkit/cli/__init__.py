@@ -70,7 +70,8 @@ def _ending(error: Exception) -> tuple[str, int]:
         return f"{message[:1].lower()}{message[1:]}; see {command} --help", 2
     if isinstance(error, ValueError | OSError):
         return text, 2
-    return f"{type(error).__name__}: {text} (OOD_DEBUG=1 shows where)", 1
+    stage = "".join(f", {note}" for note in getattr(error, "__notes__", ())[:1])  # the innermost one
+    return f"{type(error).__name__}: {text}{stage} (OOD_DEBUG=1 shows where)", 1
 
 
 if __name__ == "__main__":
