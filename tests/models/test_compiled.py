@@ -1,5 +1,8 @@
 """A compiled model gives what the plain one gives, to everyone who watches it."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -99,7 +102,10 @@ def test_the_body_gets_no_gradient_and_is_thawed_afterwards():
 
 
 @pytest.mark.slow
-def test_the_real_compiler_agrees():
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler here")
+def test_the_real_compiler_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # the usual folder may hold code for another processor, which torch runs all the same, to logits of 1e32
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     fast, slow = pair(TAPS[:1])
     images = torch.rand(3, 3, 8, 8)
