@@ -143,12 +143,13 @@ class Extractor:
         if not len(kept):
             raise ValueError(f"none of the {len(images)} images of {images.name!r} can be read")
         columns = store.columns(OUTPUTS, described)
+        groups = {tap: tap_key(tap, job.classifier) for tap in taps}
         outputs = Outputs.mapped(
             logits=columns["logits"],
             features=columns["features"],
             labels=images.labels,
             head=job.classifier.head.to("cpu"),
-            taps={tap: store.columns(tap_key(tap), described)[tap_key(tap)] for tap in taps},
+            taps={tap: store.columns(group, described)[group] for tap, group in groups.items()},
             owner=store,
         )
         scores = {d.spec: store.columns(live_key(d), described)[live_key(d)] for d in job.live}
@@ -290,7 +291,7 @@ def _require_same(keys: Sequence[Sequence[str]], names: Sequence[str]) -> None:
 def _groups(job: Job, notes: Mapping[str, str]) -> dict[str, str | LiveDetector]:
     """All that a job wants, by group of columns, without the taps that are known not to be there."""
     groups: dict[str, str | LiveDetector] = {OUTPUTS: ""}
-    groups |= {tap_key(tap): tap for tap in job.classifier.taps if tap not in notes}
+    groups |= {tap_key(tap, job.classifier): tap for tap in job.classifier.taps if tap not in notes}
     return groups | {live_key(detector): detector for detector in job.live}
 
 

@@ -109,7 +109,8 @@ class Target:
                 f"the model gives NaN {error.what} for {len(names)} images of {self.images.name!r}, "
                 f"first {names[:3]}; check the weights, the normalisation and the AMP dtype"
             ) from None
-        kept = {tap_key(tap): {tap_key(tap): value} for tap, value in outputs.taps.items()}
+        group_of = {kind: group for group, kind in self.groups.items() if isinstance(kind, str)}
+        kept = {group_of[tap]: {group_of[tap]: value} for tap, value in outputs.taps.items()}
         kept[OUTPUTS] = {"logits": outputs.logits, "features": outputs.features}
         for group in wanted:
             if group in kept:
@@ -246,9 +247,18 @@ def _assemble(shard: Shard, pieces: _Pieces) -> dict[str, Tensor]:
     return columns
 
 
-def tap_key(spec: str) -> str:
-    """The group of columns that a tap is kept in."""
-    return f"tap_{hashlib.sha256(spec.encode()).hexdigest()[:16]}"
+def tap_key(spec: str, classifier: "Classifier") -> str:
+    """The group of columns that a tap is kept in: its words and, as for live detectors, its code.
+
+    Args:
+        spec: one of the classifier's taps.
+        classifier: the model that gives it.
+    """
+    digest = hashlib.sha256(spec.encode())
+    tap = classifier.built_taps.get(spec)
+    if tap is not None:
+        digest.update(_code_of(type(tap)))
+    return f"tap_{digest.hexdigest()[:16]}"
 
 
 def live_key(detector: LiveDetector) -> str:

@@ -1,13 +1,17 @@
-"""Scores of a live detector are kept in the store under a key that changes with the code that computes them."""
+"""Live scores and taps are kept in the store under keys that change with the code that computes them."""
 
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from ood_toolkit.detectors import LiveDetector, ODINDetector
-from ood_toolkit.one_pass import live_key
+from ood_toolkit.models import Classifier
+from ood_toolkit.models.reductions import Reduction
+from ood_toolkit.one_pass import live_key, tap_key
 
 MINE = """
 import my_live_helpers
@@ -66,3 +70,28 @@ def test_a_change_of_the_code_a_constant_or_a_helper_changes_the_key(imported, o
     assert old in MINE + HELPERS
     before = live_key(imported())
     assert live_key(imported(MINE.replace(old, new), HELPERS.replace(old, new))) != before
+
+
+class Peaks(Reduction):
+    name = "peaks"
+
+    def reduce(self, layer: Tensor) -> Tensor:
+        return layer.flatten(2).amax(dim=2)
+
+
+class Troughs(Peaks):
+    def reduce(self, layer: Tensor) -> Tensor:
+        return layer.flatten(2).amin(dim=2)
+
+
+def network(kind: type[Reduction]) -> Classifier:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    net.own_taps = {"peaks": kind}  # pyright: ignore[reportAttributeAccessIssue]
+    return Classifier(net, taps=("peaks", "stage_means"))
+
+
+def test_a_tap_whose_code_changes_has_another_key_than_before():
+    assert tap_key("peaks", network(Peaks)) == tap_key("peaks", network(Peaks))
+    assert tap_key("peaks", network(Peaks)) != tap_key("peaks", network(Troughs))
+    assert tap_key("stage_means", network(Peaks)) == tap_key("stage_means", network(Troughs))

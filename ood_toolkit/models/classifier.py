@@ -96,6 +96,11 @@ class Classifier(nn.Module):
         self._fingerprints: dict[tuple[object, ...], str] = {}
 
     @property
+    def built_taps(self) -> Mapping[str, Tap]:
+        """The taps that this model gives, by spec."""
+        return {**self._taps, **self._afterwards}
+
+    @property
     def device(self) -> torch.device:
         """Where the model's weights are."""
         return next((t.device for t in (*self.model.parameters(), *self.model.buffers())), torch.device("cpu"))
