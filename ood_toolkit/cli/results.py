@@ -78,6 +78,7 @@ def figures(
     out: Annotated[Path | None, typer.Option(help="Where to; figures/ in the run folder by default.")] = None,
     formats: Annotated[str, typer.Option(help="Comma-separated: pdf, svg, png.")] = "pdf,svg,png",
     methods: Annotated[str, typer.Option(help="Comma-separated specs or patterns; all by default.")] = "",
+    datasets: Annotated[str, typer.Option(help="Comma-separated data sets; all by default.")] = "",
     images: Annotated[bool, typer.Option("--images", help="Contact sheets too; mind the images' licences.")] = False,
 ) -> None:
     """Draws the figures of a run."""
@@ -89,6 +90,7 @@ def figures(
         out or run_folder / "figures",
         formats=split_specs(formats),
         methods=split_specs(methods),
+        datasets=split_specs(datasets),
         images=images,
     )
     for name, why in made.left_out:

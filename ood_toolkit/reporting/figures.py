@@ -35,7 +35,13 @@ class Gallery:
 
 
 def figures(
-    run_dir: Path, out: Path, *, formats: Sequence[str] = FORMATS, methods: Sequence[str] = (), images: bool = False
+    run_dir: Path,
+    out: Path,
+    *,
+    formats: Sequence[str] = FORMATS,
+    methods: Sequence[str] = (),
+    datasets: Sequence[str] = (),
+    images: bool = False,
 ) -> Gallery:
     """Draws a run folder's figures into `out`.
 
@@ -44,18 +50,22 @@ def figures(
         out: made if missing.
         formats: of "pdf", "svg", "png".
         methods: detectors to draw, by spec or pattern (`knn*`); by default all.
+        datasets: sets with curves and histograms of their own; by default all. Heat maps show all.
         images: also contact sheets, which copy images of the data sets: mind their licences.
 
     Raises:
-        ValueError: `run_dir` is no run folder, or a format is unknown.
+        ValueError: `run_dir` is no run folder, or a format or data set is unknown.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"figures cannot be written as {unknown}; known: {', '.join(FORMATS)}")
     run = Run.open(run_dir)
+    known = list(dict.fromkeys(record.dataset for record in run.records))
+    if absent := [name for name in datasets if name not in known]:
+        raise ValueError(f"the run has no data sets {absent}; it has {', '.join(known)}")
     pictures, left_out = [], []
     with style.look():
-        for made in _drawings(run, tuple(methods), images):
+        for made in _drawings(run, tuple(methods), tuple(datasets) or tuple(known), images):
             if isinstance(made, Drawing):
                 pictures.append(style.save(made, out, tuple(formats)))
             else:
@@ -66,26 +76,28 @@ def figures(
 Made = Drawing | tuple[str, str]
 
 
-def _drawings(run: Run, methods: tuple[str, ...], images: bool) -> Iterator[Made]:
+def _drawings(run: Run, methods: tuple[str, ...], datasets: tuple[str, ...], images: bool) -> Iterator[Made]:
     for model in run.models():
-        for made in _of_model(run, model, methods, images):
+        for made in _of_model(run, model, methods, datasets, images):
             yield replace(made, model=model) if isinstance(made, Drawing) else made
 
 
-def _of_model(run: Run, model: str, methods: tuple[str, ...], images: bool) -> Iterator[Made]:
+def _of_model(
+    run: Run, model: str, methods: tuple[str, ...], datasets: tuple[str, ...], images: bool
+) -> Iterator[Made]:
     yield from _heat_map(run, model, methods)
     yield from _critical_differences(run, model, methods)
     if not run.scores.columns:
         yield "curves and histograms", "the run folder has no scores.safetensors"
         return
     for task in ("misclassification", "anomaly"):
-        for dataset in (d for m, d in run.questions(task) if m == model):
+        for dataset in (d for m, d in run.questions(task) if m == model and d in datasets):
             samples = _wanted(run.samples(task, model, dataset), methods)
             if samples:
                 yield from _ranked(run, task, samples, _slug(run, model, dataset), images)
             else:
                 yield f"curves of {task} on {dataset} with {model}", "no detector has per-image scores there"
-    for dataset in (d for m, d in run.questions("calibration") if m == model):
+    for dataset in (d for m, d in run.questions("calibration") if m == model and d in datasets):
         yield from _calibrated(run, model, dataset, images)
 
 

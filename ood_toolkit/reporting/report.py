@@ -35,6 +35,9 @@ _QUESTIONS = {
     "calibration": ("ece", "Calibration"),
 }
 
+_SETS_ON_A_PAGE = 12
+"""A run on more sets, such as all of ImageNet-C, would make a page of 50 MB and more."""
+
 
 def report(
     run_dir: Path,
@@ -142,8 +145,20 @@ def _framed(table: Table) -> str:
 def _pictures(run: Run, images: bool) -> tuple[list[tuple[Picture, str]], tuple[tuple[str, str], ...]]:
     """Every figure with its data URI, and what could not be drawn."""
     with tempfile.TemporaryDirectory() as folder:
-        gallery = figures(run.path, Path(folder), formats=("svg", "png"), images=images)
-        return [(picture, _data_uri(picture)) for picture in gallery.pictures], gallery.left_out
+        drawn, others = _drawn_sets(run)
+        gallery = figures(run.path, Path(folder), formats=("svg", "png"), datasets=drawn, images=images)
+        why = f"too many for one page; ood-bench figures {run.name} --datasets draws those that it names"
+        left_out = ((f"curves and histograms of {len(others)} sets, first {others[0]}", why),) if others else ()
+        return [(picture, _data_uri(picture)) for picture in gallery.pictures], (*left_out, *gallery.left_out)
+
+
+def _drawn_sets(run: Run) -> tuple[list[str], list[str]]:
+    """The sets with curves and histograms on the page, and those without where there are too many for one page."""
+    names = list(dict.fromkeys(record.dataset for record in run.records))
+    if len(names) <= _SETS_ON_A_PAGE:
+        return names, []
+    whole = [name for name in names if "/" not in name][:_SETS_ON_A_PAGE] or names[:1]  # no parts of ImageNet-C
+    return whole, [name for name in names if name not in whole]
 
 
 def _data_uri(picture: Picture) -> str:
@@ -177,7 +192,9 @@ def _figure(picture: Picture, uri: str) -> str:
 
 def _classes(run: Run) -> str:
     names = run.facts.get("class_names", ())
-    made = (class_table(run, model, dataset, names=names) for model, dataset in run.questions("calibration"))
+    drawn, _ = _drawn_sets(run)
+    questions = [(model, dataset) for model, dataset in run.questions("calibration") if dataset in drawn]
+    made = (class_table(run, model, dataset, names=names) for model, dataset in questions)
     return "".join(
         f"<details{' open' * (number == 0)}><summary>{escape(table.title)}</summary>{_framed(table)}</details>"
         for number, table in enumerate(t for t in made if t is not None)

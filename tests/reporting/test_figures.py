@@ -173,3 +173,13 @@ def test_a_run_without_scores_says_what_cannot_be_drawn(make_folder: MakeFolder,
 def test_an_unknown_format_is_refused(make_folder: MakeFolder, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot be written as \['gif'\]; known: pdf, svg, png"):
         figures(make_folder(), tmp_path, formats=("gif",))
+
+
+def test_only_the_data_sets_that_were_named_have_curves(make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder(detectors=(("msp", "logits"),), ood=("textures", "noise"), rows=40)
+    gallery = figures(folder, tmp_path / "out", formats=("svg",), datasets=("noise",))
+    names = [picture.name for picture in gallery.pictures]
+    assert any("noise" in name for name in names)
+    assert not any("textures" in name for name in names)
+    with pytest.raises(ValueError, match=r"the run has no data sets \['nose'\]; it has .*textures"):
+        figures(folder, tmp_path / "out", datasets=("nose",))

@@ -148,3 +148,16 @@ def test_a_run_that_mixes_settings_is_refused(folder: Path, tmp_path: Path) -> N
     write_records(folder / "records.jsonl", [replace(records[0], protocol="other"), *records[1:]])
     with pytest.raises(ValueError, match="cannot share a table: the protocol differs"):
         report(folder, tmp_path)
+
+
+def test_of_many_sets_those_that_are_no_parts_are_drawn_and_the_rest_is_named(
+    make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    parts = [f"c/fog/{number}" for number in range(12)]
+    folder = make_folder(detectors=(("msp", "logits"),), ood=("textures", *parts), rows=40)
+    text = report(folder, tmp_path / "report.html").read_text()
+    titles = re.findall(r"<figure><h3>(.*?)</h3>", text)
+    assert any("textures" in title for title in titles)
+    assert not any("fog" in title for title in titles)
+    reason = "curves and histograms of 12 sets, first c/fog/0: too many for one page; ood-bench figures"
+    assert f"{reason} {folder.name} --datasets draws those that it names" in text
