@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ood_toolkit.corruptions import CORRUPTIONS, SEVERITIES
 from ood_toolkit.datasets.archives import common_folder
 from ood_toolkit.datasets.catalogue import Archive, CatalogueEntry, catalogue
 from ood_toolkit.datasets.catalogue import entry as catalogue_entry
@@ -16,6 +17,9 @@ from ood_toolkit.datasets.images import ImageSet
 from ood_toolkit.datasets.locate import Found, find, how_to_get, open_set, sought
 from ood_toolkit.datasets.unpack import unpack
 from ood_toolkit.datasets.videos import VIDEO_SUFFIX
+
+_AT_A_SEVERITY = 50_000
+"""Images of ImageNet-C at one severity of one corruption: all validation images."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,24 @@ def check(name: str | CatalogueEntry, root: Path) -> Checked:
     if known.images is not None and len(images) != known.images:
         problems.append(f"{known.images:,} images are expected, {len(images):,} are there")
     problems += _class_problems(known, found, images)
+    problems += _corruption_problems(known, images)
     return Checked(known, found, len(images), problems)
+
+
+def _corruption_problems(known: CatalogueEntry, images: ImageSet) -> list[str]:
+    """Which corruptions of a group of ImageNet-C lack a severity, or images at one."""
+    group = known.name.removeprefix("imagenet-c-")
+    if known.labels != "wnid-deep" or group not in CORRUPTIONS:
+        return []
+    there = Counter("/".join(image.split("/")[:2]) for image in images.ids)
+    counts = {
+        f"{name}/{severity}": there[f"{name}/{severity}"] for name in CORRUPTIONS[group] for severity in SEVERITIES
+    }
+    less = [place for place, count in counts.items() if count != _AT_A_SEVERITY]
+    if not less:
+        return []
+    first = f"first {less[0]} with {counts[less[0]]:,}"
+    return [f"{_AT_A_SEVERITY:,} images are expected at each severity, {len(less)} of {len(counts)} differ, {first}"]
 
 
 def get(

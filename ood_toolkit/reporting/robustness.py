@@ -94,7 +94,8 @@ def run_tables(
         found += corruption_tables(list(of_runs.values()), options=options)
     if needed and not found:
         names = ", ".join(map(str, runs))
-        raise ValueError(f"there is no table of {what}: {names} has no {FILE}, or nothing in it was chosen")
+        sought = "no set of ImageNet-C or -P" if what == "corruptions" else "nothing"
+        raise ValueError(f"there is no table of {what}: {names} has no {FILE}, or {sought} in it was chosen")
     return found
 
 
@@ -279,7 +280,8 @@ _ABOUT = {
 
 def _conventions(views: Views, options: TableOptions) -> tuple[str, ...]:
     parts = ["Drop: clean less this set's Acc@1"] if views["drop"] else []
-    parts.append("Confidence when wrong: of the plain softmax")
+    pooled = ", of an ensemble that of its pool" if any(" by " in row["model"] for row in views["accuracy"]) else ""
+    parts.append(f"Confidence when wrong: of the plain softmax{pooled}")
     if options.intervals != "none" and views["level"]:
         parts.append(
             f"Intervals: {views['level']:.0%}, of shares by Wilson's score, of drops by Newcombe's, of means normal"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ood_toolkit.datasets import install
 from ood_toolkit.datasets.catalogue import Archive, CatalogueEntry, entry
 from ood_toolkit.datasets.classes import class_list
 from ood_toolkit.datasets.install import check, get, list_sets, terms
@@ -199,3 +200,20 @@ def test_a_folder_that_is_there_and_laid_out_otherwise_is_named(tmp_path: Path):
         open_set(entry("imagenet-o"), tmp_path)
     assert "is there, but not laid out as" in check("imagenet-o", tmp_path).problems[0]
     assert "looked for imagenet-a" in check("imagenet-a", tmp_path).problems[0]
+
+
+def test_a_group_of_imagenet_c_is_complete_only_with_all_images_at_every_severity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    wnid = next(iter(class_list("imagenet1k")))
+    for corruption in ("gaussian_noise", "shot_noise"):
+        for severity in range(1, 6):
+            jpeg(tmp_path / "imagenet-c" / "noise" / corruption / str(severity) / wnid / "a.JPEG", severity)
+    problem = "50,000 images are expected at each severity, 15 of 15 differ, first gaussian_noise/1 with 1"
+    assert problem in check("imagenet-c-noise", tmp_path).problems
+    monkeypatch.setattr(install, "_AT_A_SEVERITY", 1)
+    (problem,) = [text for text in check("imagenet-c-noise", tmp_path).problems if "severity" in text]
+    assert problem.endswith("5 of 15 differ, first impulse_noise/1 with 0")
+    for severity in range(1, 6):
+        jpeg(tmp_path / "imagenet-c" / "noise" / "impulse_noise" / str(severity) / wnid / "a.JPEG", severity)
+    assert not any("severity" in text for text in check("imagenet-c-noise", tmp_path).problems)

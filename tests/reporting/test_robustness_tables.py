@@ -173,6 +173,12 @@ def test_of_many_sets_captions_count_alike_ones_together_and_matrices_come_by_na
     assert "--datasets" not in ". ".join(chosen[0].caption)
 
 
+def test_the_confidence_of_an_ensemble_is_said_to_be_its_pools():
+    pooled = robustness_tables(made_up(("m1", "ensemble[m1, m2] by mean_probability")))[0]
+    assert "Confidence when wrong: of the plain softmax, of an ensemble that of its pool" in pooled.conventions
+    assert "Confidence when wrong: of the plain softmax" in robustness_tables(made_up())[0].conventions
+
+
 def test_intervals_percent_and_digits_are_those_asked_for():
     first = robustness_tables(made_up(), options=TableOptions(intervals="brackets", scale="percent"))[0].cells[0][0]
     assert (first.text, first.bounds, first.value) == ("11.1 [9.1, 13.1]", ("9.1", "13.1"), pytest.approx(0.111))
