@@ -123,6 +123,8 @@ class Outputs:
         require_tensor(logits, "logits")
         if logits.ndim != 2:
             raise ValueError(f"logits must be (N, classes), got {tuple(logits.shape)}; one row is logits[None]")
+        if not logits.is_floating_point():
+            raise ValueError(f"logits must be floating-point, got {logits.dtype}")
         logits = full_precision(logits)
         if labels is None:
             labels = torch.full((len(logits),), UNKNOWN, dtype=torch.int64, device=logits.device)

@@ -125,6 +125,7 @@ def narrower() -> Outputs:
         ),
         (lambda: DATA.id.select_classes(torch.tensor([0, 9])), r"mask must lie in \[0, 6\), but spans \[0, 9\]"),
         (lambda: Head(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2)), "must be floating-point, got torch.int64"),
+        (lambda: Outputs.from_logits(torch.zeros(6, 4, dtype=torch.int64)), "logits must be floating-point, got torch"),
     ],
 )
 def test_a_size_that_does_not_fit_is_refused_with_both_sizes(act: Any, message: str) -> None:

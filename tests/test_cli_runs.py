@@ -237,7 +237,7 @@ def test_without_calibration_images_what_learns_from_them_says_which_option_give
     assert result.code == 0, result.err
     remedy = (
         "needs calibration data, but this run has none; give --calibrate DIR or a --calibrate-fraction above 0 "
-        "(folders), or --learn (ImageNet suites)"
+        "(folders), or another --learn, or more images of each class to hold out (ImageNet suites)"
     )
     assert result.err.count(f"pooled_temperature left out: {remedy}") == 1
     assert result.out.count(remedy) == 1  # one footnote, of the calibrator and of the ensemble

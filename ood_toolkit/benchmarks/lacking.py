@@ -131,7 +131,7 @@ def no_part(kind: Literal["calibration", "fit"]) -> str:
     option, share = ("--calibrate", "--calibrate-fraction") if kind == "calibration" else ("--fit", "--fit-fraction")
     return (
         f"needs {kind} data, but this run has none; give {option} DIR or a {share} above 0 (folders), "
-        "or --learn (ImageNet suites)"
+        "or another --learn, or more images of each class to hold out (ImageNet suites)"
     )
 
 
