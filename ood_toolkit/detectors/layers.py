@@ -42,6 +42,10 @@ def split_layers(tap: Float[Tensor, "N *rest D"]) -> list[Float[Tensor, "N *rest
 
 def tap_spec(name: str, detector: Fitted, *parameters: str) -> str:
     """The tap `name` with those of the detector's hyper-parameters that differ from their defaults."""
-    defaults = inspect.signature(type(detector).__init__).parameters
-    changed = {p: getattr(detector, p) for p in parameters if getattr(detector, p) != defaults[p].default}
+    # of the bases too: a subclass need not take all that theirs does
+    signatures = [
+        inspect.signature(vars(kind)["__init__"]) for kind in type(detector).__mro__ if "__init__" in vars(kind)
+    ]
+    defaults = {name: p.default for signature in reversed(signatures) for name, p in signature.parameters.items()}
+    changed = {p: getattr(detector, p) for p in parameters if getattr(detector, p) != defaults[p]}
     return name + (f"({', '.join(f'{key}={value!r}' for key, value in changed.items())})" if changed else "")

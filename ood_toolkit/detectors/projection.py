@@ -44,7 +44,8 @@ class ProjectionDetector(Detector):
         layers: module names, as in the model; by default its stages but the first, as in the authors' code.
         tokens: what stands for a transformer's layer: "first", its class token, as in the authors' code, or the "max"
             over tokens, for models without one.
-        absent: "error" refuses classes without a training row, "skip" leaves them out.
+        absent: "error" refuses classes without a training row, "skip" leaves them out of the softmax too, or all images
+            of theirs would look strange.
 
     Differs from the authors' code in leaving out the 10⁻⁷ that it adds to denominators. Their README multiplies by ‖x‖
     twice, their code once.
@@ -117,7 +118,7 @@ class ProjectionDetector(Detector):
 
     def _raw(self, outputs: Outputs) -> Float[Tensor, "N L"]:
         layers = self.read(outputs)
-        shares = layers[-1].softmax(dim=1)[:, self.present]
+        shares = layers[-1][:, self.present].softmax(dim=1)
         return torch.stack([class_similarity(*pair, shares) for pair in self._by_layer(layers)], dim=1)
 
     def _by_layer(self, layers: Layers) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from ood_toolkit.detectors.layers import join_layers
 from ood_toolkit.detectors.projection import ProjectionDetector, ReActProjectionDetector, class_similarity
@@ -99,9 +100,17 @@ def test_classes_without_rows_are_left_out_on_request(layered):
     layer = test.taps["block_maxima"][:, :3]
     means = torch.stack([without.taps["block_maxima"][without.labels == c, :3].mean(dim=0) for c in (0, 2, 3)])
     cosines = torch.nn.functional.cosine_similarity(layer.unsqueeze(1), means.unsqueeze(0), dim=2)
-    shares = test.logits.softmax(dim=1)[:, [0, 2, 3]]
+    odds = test.logits[:, [0, 2, 3]].exp()  # all of the softmax goes to the classes that are there
+    shares = odds / odds.sum(dim=1, keepdim=True)
     expected = (shares * cosines).sum(dim=1) * layer.norm(dim=1)
     torch.testing.assert_close(inner * detector.largest[0], expected)
+
+
+def test_an_image_is_not_strange_because_its_class_has_no_rows(layered):
+    (train, _), (test, _) = layered(200, 0), layered(30, 1)
+    detector = ProjectionDetector(absent="skip").fit(train.rows(train.labels != 1))
+    surer = replace(test, logits=test.logits + 50 * torch.nn.functional.one_hot(torch.tensor(1), 4))
+    torch.testing.assert_close(detector.trajectories(surer)[:, :-1], detector.trajectories(test)[:, :-1])
 
 
 def test_a_layer_that_is_always_zero_says_nothing(layered):
@@ -121,3 +130,18 @@ def test_it_keeps_the_laws(kind):
     check_detector(
         kind(tokens="max"), makers={"block_maxima(tokens='max')": lambda features, head, generator: features}
     )
+
+
+def test_a_subclass_that_takes_no_layers_asks_for_the_default_tap():
+    class Deepest(ProjectionDetector):
+        """The logits' part of the trajectory alone."""
+
+        name = "deepest"
+
+        def __init__(self, absent: str = "error") -> None:
+            super().__init__(tokens="max", absent=absent)
+
+        def score(self, outputs: Outputs) -> Tensor:
+            return -self.trajectories(outputs)[:, -1]
+
+    assert Deepest().taps == ("block_maxima(tokens='max')",)
