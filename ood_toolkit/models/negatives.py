@@ -178,7 +178,9 @@ def read_vocabulary(path: Path, *, first_names: bool = False) -> Vocabulary:
         tuple(word for file in sorted(path.glob(pattern)) for word in _lines(file)) for pattern in ("noun.*", "adj.*")
     )
     if not nouns and not adjectives:
-        raise ValueError(f"{path} has no words in files named noun.* or adj.*, one word a line, nor WordNet's data.noun")
+        raise ValueError(
+            f"{path} has no words in files named noun.* or adj.*, one word a line, nor WordNet's data.noun"
+        )
     return Vocabulary(nouns, adjectives, path.name)
 
 
