@@ -87,7 +87,7 @@ class Troughs(Peaks):
 def network(kind: type[Reduction]) -> Classifier:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
-    net.own_taps = {"peaks": kind}  # pyright: ignore[reportAttributeAccessIssue]
+    net.own_taps = {"peaks": kind}  # pyright: ignore[reportArgumentType]
     return Classifier(net, taps=("peaks", "stage_means"))
 
 

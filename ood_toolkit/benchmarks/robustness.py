@@ -32,7 +32,7 @@ HUMAN = {
     "dataset": "imagenet-a",
     "accuracy": 0.9,
     "about": "humans are near 90%, a rounded landmark whose sample size is not known, so without an interval",
-    "source": "this project's notes on the protocol of Hendrycks et al., Natural Adversarial Examples, CVPR 2021",
+    "source": "often quoted beside Hendrycks et al., Natural Adversarial Examples, CVPR 2021; not checked in its text",
 }
 """What people reach on ImageNet-A."""
 _Key = tuple[str, str, str]

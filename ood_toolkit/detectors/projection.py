@@ -110,7 +110,7 @@ class ProjectionDetector(Detector):
 
     def score(self, outputs: Outputs) -> Float[Tensor, " N"]:
         """(N,) scores, −1 for the mean training trajectory; higher = more out-of-distribution."""
-        weights = self.mean / self.mean.square().sum()
+        weights = self.mean / self.mean.square().sum().clamp_min(torch.finfo(self.mean.dtype).tiny)
         return -(self.trajectories(outputs) @ weights.to(outputs.logits.dtype))
 
     def _joined(self, outputs: Outputs) -> Float[Tensor, "N sum_D"]:

@@ -299,7 +299,7 @@ def test_classes_are_counted_by_their_own_index_name_and_wordnet_id(
 def test_the_human_landmark_stands_beside_imagenet_a_with_its_source(views: dict[str, Any]):
     assert views["human"]["accuracy"] == 0.9
     assert views["human"]["dataset"] == "imagenet-a"
-    assert "protocol" in views["human"]["source"]
+    assert "Natural Adversarial Examples" in views["human"]["source"]
 
 
 def test_the_command_shows_the_views_and_the_report_names_masked_classes_right(

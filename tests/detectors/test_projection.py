@@ -124,6 +124,17 @@ def test_a_layer_that_is_always_zero_says_nothing(layered):
     torch.testing.assert_close(other(deadened(test)), plain(test))
 
 
+def test_training_images_that_are_zero_in_every_layer_leave_no_direction(layered):
+    train, _ = layered(60, seed=0)
+    dark = replace(
+        train,
+        logits=torch.zeros_like(train.logits),
+        features=torch.zeros_like(train.features),
+        taps={tap: value.where(value.isnan(), 0.0) for tap, value in train.taps.items()},
+    )
+    assert torch.equal(ProjectionDetector().fit(dark)(train), torch.zeros(60, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_keeps_the_laws(kind):
     check_detector(kind)
