@@ -20,7 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -216,10 +217,10 @@ def extraction(options: argparse.Namespace) -> str:
         "## Extraction by several processes",
         "",
         f"`ood-bench --suite folders --detectors msp` on {options.id.name} and {options.ood.name}{few}, through "
-        f"torchrun, an empty cache each time, one thread a process, {os.cpu_count()} cores; start and report included.",
+        f"torchrun, an empty cache each time; start and report included. A core for each process, of {len(cores())}.",
         "",
-        "| processes | wall, s | images/s |",
-        "|---|---|---|",
+        "| processes | cores | wall, s | images/s |",
+        "|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as folder:
         known = limited(options.id, Path(folder, "known"), options.limit)
@@ -229,15 +230,34 @@ def extraction(options: argparse.Namespace) -> str:
         choices += ["--labels", str(labels_of(known, options.labels, Path(folder)))] if options.labels else []
         choices += ["--detectors", "msp", "--calibrators", "none", "--resamples", "0", "--workers", "0"]
         for count in counts(options.processes):
-            seconds = launched(count, choices)
-            lines.append(f"| {count} | {seconds:.1f} | {images / seconds:.0f} |")
+            used = cores()[:count]
+            seconds = launched(count, choices, used)
+            lines.append(f"| {count} | {len(used)} | {seconds:.1f} | {images / seconds:.0f} |")
             print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join([*lines, ""])
 
 
-def launched(count: int, choices: Sequence[str]) -> float:
-    """Wall seconds of a run by so many processes, from an empty cache."""
-    with tempfile.TemporaryDirectory() as folder:
+def cores() -> list[int]:
+    """The cores that this process may use; [] where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@contextmanager
+def confined(used: Sequence[int]) -> Iterator[None]:
+    """While this lasts, what is launched has these cores only: the ranks of a machine share all that they find."""
+    before = cores()
+    if before:
+        os.sched_setaffinity(0, used)
+    try:
+        yield
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)
+
+
+def launched(count: int, choices: Sequence[str], used: Sequence[int]) -> float:
+    """Wall seconds of a run by so many processes on these cores, from an empty cache."""
+    with tempfile.TemporaryDirectory() as folder, confined(used):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
         command += ["-m", "ood_toolkit", *choices, "--cache", f"{folder}/cache", "--out", f"{folder}/run"]
         started = time.perf_counter()
@@ -299,7 +319,7 @@ def figure(found: dict[str, list[dict[str, float]]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", default=ROWS, help="numbers of rows, ascending")
     parser.add_argument("--width", type=int, default=512, help="D")
     parser.add_argument("--classes", type=int, default=1000, help="C")
