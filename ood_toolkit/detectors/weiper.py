@@ -167,16 +167,14 @@ class WeiPerDetector(Detector):
     def _extremes(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "2 2"]:
         """Smallest and largest feature; smallest and largest perturbed logit."""
         parts = features.split(row_chunks(len(features), 16 * max(self.weight.shape)).step)
-        ends = [
-            torch.stack(torch.aminmax(linear(part, weight, self.bias))) for weight in self._heads() for part in parts
-        ]
-        perturbed = torch.stack(ends)
-        return torch.stack(
-            [
-                torch.stack(torch.aminmax(features)),
-                torch.stack([perturbed[:, 0].amin(), perturbed[:, 1].amax()]),
-            ]
-        )
+        # in place: numbers kept from every repeat would lie between the freed heads, and no head would fit there again
+        low, high = features.new_full((), torch.inf), features.new_full((), -torch.inf)
+        for weight in self._heads():
+            for part in parts:
+                smallest, largest = torch.aminmax(linear(part, weight, self.bias))
+                torch.minimum(low, smallest, out=low)
+                torch.maximum(high, largest, out=high)
+        return torch.stack([torch.stack(torch.aminmax(features)), torch.stack([low, high])])
 
     def _describe(
         self, features: Float[Tensor, "N D"]
