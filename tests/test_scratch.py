@@ -54,3 +54,5 @@ def test_rows_lie_in_memory_where_the_disk_is_full(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(scratch, "_IN_MEMORY", 0)
     rows = scratch.room_for(3, 4, like=torch.empty(0, dtype=torch.float64))
     assert (rows.shape, rows.dtype) == ((3, 4), torch.float64)
+    rows.copy_(torch.arange(12.0).view(3, 4))
+    assert torch.equal(rows, torch.arange(12.0, dtype=torch.float64).view(3, 4))
